@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Route(str, Enum):
+class Route(StrEnum):
     """A kernel family; the value is its name in logs, counters and evidence."""
 
     PAGED = "paged"
