@@ -1,0 +1,86 @@
+"""``python -m v100_serving check|plan|launch``: the profiles from the command line.
+
+Exit status: 0 fine, 1 a profile is refused (the reason is on stderr), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from v100_serving.launch import LaunchError, launch_plan
+from v100_serving.memory import CARDS_GIB, ImpossibleProfile, plan_memory
+from v100_serving.profiles import Profile, ProfileError, load_profile
+
+
+def _card(text: str) -> float:
+    if text in CARDS_GIB:
+        return CARDS_GIB[text]
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither GiB nor one of {', '.join(CARDS_GIB)}"
+        ) from None
+
+
+def _gpus(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _describe(profile: Profile, card_gib: float | None) -> str:
+    plan = plan_memory(profile, card_gib)
+    pages = plan.pages
+    lines = [
+        f"{profile.name}: {profile.ranks} rank(s), KV {profile.engine.kv_cache_dtype}",
+        f"  page           {pages.block_tokens} tokens, {pages.page_bytes} bytes "
+        f"(GDN state {pages.state_bytes})",
+        f"  block          {pages.layers_per_group} pages = {pages.block_bytes} bytes; "
+        f"{pages.attention_groups} attention + {pages.state_groups} GDN group(s)",
+        f"  memory a rank  weights {plan.weights_gib:.2f} + other {plan.other_gib:.2f} + KV "
+        f"{plan.kv_gib:.2f} GiB; {plan.outside_gib:.2f} GiB outside the limit",
+        f"  KV cache       {plan.blocks} blocks, {plan.full_contexts:.2f} contexts of "
+        f"{profile.engine.max_model_len} tokens",
+    ]
+    lines += [
+        f"  demand         {requests} x {tokens} tokens: {needed} of {plan.blocks} blocks"
+        for requests, tokens, needed in plan.demands
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; see the module's text."""
+    parser = argparse.ArgumentParser(prog="v100_serving", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="check profiles and print what they need")
+    check.add_argument("profiles", nargs="+", type=Path)
+    check.add_argument("--card", type=_card, help="GiB, or " + ", ".join(CARDS_GIB))
+    plan = commands.add_parser("plan", help="the memory plan of one profile as JSON")
+    plan.add_argument("profile", type=Path)
+    plan.add_argument("--card", type=_card)
+    launch = commands.add_parser("launch", help="launch.json of one instance")
+    launch.add_argument("profile", type=Path)
+    launch.add_argument("--gpus", type=_gpus, default=[], help="GPU set, such as 0,1,2,3")
+    launch.add_argument("--port", type=int, required=True)
+    options = parser.parse_args(argv)
+    try:
+        if options.command == "check":
+            for path in options.profiles:
+                print(_describe(load_profile(path), options.card))
+        elif options.command == "plan":
+            print(json.dumps(plan_memory(load_profile(options.profile), options.card).as_dict()))
+        else:
+            print(
+                json.dumps(launch_plan(load_profile(options.profile), options.gpus, options.port))
+            )
+    except (ProfileError, ImpossibleProfile, LaunchError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
