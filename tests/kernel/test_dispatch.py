@@ -177,6 +177,20 @@ def test_plan_covers_every_request_once(query_lens, expected):
     assert all(i in covered for i, n in enumerate(query_lens) if n)
 
 
+def test_an_ordinary_graph_never_holds_the_long_kernel():
+    (bounded,) = d.graph_plan(Q27, 4, 8, FULL, NONE, bound=262144)
+    (ordinary,) = d.graph_plan(Q27, 4, 8, FULL, NONE)
+    (single,) = d.graph_plan(Q27, 4, 1, FULL, NONE)
+    (no_paged,) = d.graph_plan(Q27, 4, 8, FULL, NO_PAGED)
+    assert (bounded.route, bounded.count, bounded.max_query_len) == (R.LONG, 4, 8)
+    assert (ordinary.route, ordinary.reason) == (R.PAGED, "ordinary graph")
+    assert single.route is R.PAGED
+    assert no_paged.route is R.PREFILL
+    # A layer of another geometry in the same bounded graph keeps its ordinary kernel.
+    (other,) = d.graph_plan(Q35_A3B, 4, 8, FULL, NONE, bound=262144)
+    assert other.route is R.PAGED
+
+
 def test_library_report_is_read_as_the_extension_writes_it():
     info = {
         "abi": 1,

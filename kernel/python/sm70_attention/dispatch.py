@@ -336,6 +336,32 @@ def plan(
     return tuple(launches)
 
 
+def graph_plan(
+    geometry: Geometry,
+    batch: int,
+    query_len: int,
+    library: Library,
+    disabled: Collection[Route] = (),
+    bound: int | None = None,
+) -> tuple[Launch, ...]:
+    """The one launch of a uniform batch that a full CUDA graph holds.
+
+    Args:
+        batch: requests of the graph, padding included.
+        query_len: query tokens of each.
+        bound: the graph's context bound; None for the ordinary graph, which must serve any rows
+            of this shape at any context and so never holds the long kernel.
+    """
+    query_lens = [query_len] * batch
+    if bound is None:
+        disabled = frozenset(disabled) | {Route.LONG}
+        decision = decide(geometry, query_lens, library, disabled)
+        decision = Decision(decision.route, "ordinary graph")
+    else:
+        decision = decide(geometry, query_lens, library, disabled, bound, bound)
+    return (Launch(decision.route, 0, batch, query_len, decision.reason),)
+
+
 def disabled_routes(environment: Mapping[str, str]) -> frozenset[Route]:
     """The routes whose variable is 0 in `environment` (pass ``os.environ``)."""
     return frozenset(
