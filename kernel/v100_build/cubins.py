@@ -109,8 +109,7 @@ def load_specs(table: Path = KERNEL_TABLE) -> list[CubinSpec]:
 
 def source_files(root: Path = KERNEL) -> list[Path]:
     """Every file that the machine code and the extension are made from."""
-    patterns = ("src/**/*.cu", "src/**/*.cuh", "csrc/*.cpp", "csrc/*.h")
-    files = [path for pattern in patterns for path in root.glob(pattern)]
+    files = [*_device_sources(root), *root.glob("csrc/*.cpp"), *root.glob("csrc/*.h")]
     return sorted([*files, root / "kernels.toml", root / "CMakeLists.txt"])
 
 
@@ -119,10 +118,13 @@ def source_hash(root: Path = KERNEL) -> str:
     return tree_hash(root, source_files(root))
 
 
+def _device_sources(root: Path) -> list[Path]:
+    return [p for p in (root / "src").rglob("*") if p.suffix in (".cu", ".cuh", ".h")]
+
+
 @cache
 def _device_sources_hash(root: Path) -> str:
-    files = [p for pattern in ("src/**/*.cu", "src/**/*.cuh") for p in root.glob(pattern)]
-    return tree_hash(root, files)
+    return tree_hash(root, _device_sources(root))
 
 
 class Nvrtc:
