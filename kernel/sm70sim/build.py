@@ -1,0 +1,100 @@
+"""Compiles translated kernels and the runtime, with a cache keyed by content."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+from . import toolchain
+from .errors import SimError
+
+RUNTIME = Path(__file__).parent / "runtime"
+_COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno")
+_WARN = ("-w", "-Wno-psabi")
+
+
+def arch_flags() -> tuple[str, ...]:
+    """SM70SIM_CXXFLAGS, else -march=native: faster code, the same results."""
+    return tuple(os.environ.get("SM70SIM_CXXFLAGS", "-march=native").split())
+
+
+@functools.lru_cache(maxsize=None)
+def _compiler_id(cxx: str, flags: tuple[str, ...]) -> str:
+    """Version and, because of -march=native, the target macros of the compiler."""
+    run = subprocess.run(
+        [cxx, *flags, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True
+    )
+    if run.returncode:
+        raise SimError(f"{cxx} does not work: {run.stderr[:2000]}")
+    return hashlib.sha256(run.stdout.encode()).hexdigest()
+
+
+def cached(name: str, sources: list[bytes], flags: list[str], make) -> Path:
+    """The cached file for these sources and flags; make(path) writes it when it is missing."""
+    cxx = toolchain.cxx()
+    key = hashlib.sha256()
+    for part in (*sources, " ".join(flags).encode(), _compiler_id(cxx, arch_flags()).encode()):
+        key.update(len(part).to_bytes(8, "little") + part)
+    path = toolchain.cache_dir() / f"{name}-{key.hexdigest()[:32]}"
+    if not path.exists():
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        make(partial)
+        os.replace(partial, path)
+    return path
+
+
+def _compile(args: list[str], what: str) -> None:
+    run = subprocess.run([toolchain.cxx(), *args], capture_output=True, text=True)
+    if run.returncode:
+        raise SimError(f"{toolchain.cxx()} failed on {what}:\n{run.stderr[:4000]}")
+
+
+def _headers() -> list[bytes]:
+    return [p.read_bytes() for p in sorted(RUNTIME.glob("*.h"))]
+
+
+@functools.lru_cache(maxsize=None)
+def _runtime_object(name: str, flags: tuple[str, ...]) -> Path:
+    source = RUNTIME / name
+    args = ["-O2", *_COMMON, *_WARN, *flags]
+    return cached(
+        f"{source.stem}.o",
+        [*_headers(), source.read_bytes()],
+        args,
+        lambda out: _compile([*args, "-c", str(source), "-o", str(out)], name),
+    )
+
+
+def kernel_library(source: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The shared library of one translated kernel."""
+    flags = (*arch_flags(), *defines)
+    objects = [_runtime_object(n, arch_flags()) for n in ("runtime.cpp", "scheduler.cpp", "trace.cpp")]
+    args = ["-O1", *_COMMON, *_WARN, *flags, "-I", str(RUNTIME)]
+
+    def make(out: Path) -> None:
+        cpp = out.with_suffix(".cpp")
+        cpp.write_text(source)
+        try:
+            _compile(
+                [*args, "-shared", "-Wl,-Bsymbolic", str(cpp), *map(str, objects), "-o", str(out)], str(cpp)
+            )
+        finally:
+            cpp.unlink()
+
+    runtime = [(RUNTIME / n).read_bytes() for n in ("runtime.cpp", "scheduler.cpp", "trace.cpp")]
+    return ctypes.CDLL(str(cached("kernel.so", [source.encode(), *_headers(), *runtime], args, make)))
+
+
+def plain_library(source: Path, headers: list[Path] = ()) -> ctypes.CDLL:
+    """A shared library of one C++ file (the cycle model)."""
+    args = ["-O2", *_COMMON, *_WARN, *arch_flags()]
+    contents = [source.read_bytes(), *(h.read_bytes() for h in headers)]
+
+    def make(out: Path) -> None:
+        _compile([*args, "-shared", str(source), "-o", str(out)], source.name)
+
+    return ctypes.CDLL(str(cached(f"{source.stem}.so", contents, args, make)))
