@@ -1,4 +1,4 @@
-"""``python -m v100_serving check|plan|launch``: the profiles from the command line.
+"""``python -m v100_serving check|plan|launch|doctor``: the profiles from the command line.
 
 Exit status: 0 fine, 1 a profile is refused (the reason is on stderr), 2 wrong usage.
 """
@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from v100_serving.doctor import ConfigError, diagnose, read_config, read_library
 from v100_serving.launch import LaunchError, launch_plan
 from v100_serving.memory import CARDS_GIB, ImpossibleProfile, plan_memory
 from v100_serving.profiles import Profile, ProfileError, load_profile
@@ -28,6 +29,26 @@ def _card(text: str) -> float:
 
 def _gpus(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
+
+
+def _profile_path(text: str) -> Path:
+    """A profile by path, or by name in deploy/profiles."""
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        return path
+    return Path(__file__).resolve().parents[1] / "profiles" / f"{text}.yaml"
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    """Prints the diagnosis; 1 where the model cannot work."""
+    found = diagnose(
+        read_config(options.config),
+        load_profile(options.profile),
+        options.card or tuple(CARDS_GIB),
+        read_library(options.library) if options.library else None,
+    )
+    print(json.dumps(found.as_dict(), indent=2) if options.json else found.text())
+    return 1 if found.problems else 0
 
 
 def _describe(profile: Profile, card_gib: float | None) -> str:
@@ -65,18 +86,28 @@ def main(argv: list[str] | None = None) -> int:
     launch.add_argument("profile", type=Path)
     launch.add_argument("--gpus", type=_gpus, default=[], help="GPU set, such as 0,1,2,3")
     launch.add_argument("--port", type=int, required=True)
+    doctor = commands.add_parser(
+        "doctor", help="what a model's config.json will do on V100 under a profile"
+    )
+    doctor.add_argument("--config", type=Path, required=True, help="config.json, or its folder")
+    doctor.add_argument("--profile", type=_profile_path, required=True, help="a path, or a name")
+    doctor.add_argument("--card", type=_card, action="append", help="GiB, or a card's name")
+    doctor.add_argument("--library", type=Path, help="_vllm_fa2_C.abi3.so to ask what it holds")
+    doctor.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     try:
         if options.command == "check":
             for path in options.profiles:
                 print(_describe(load_profile(path), options.card))
+        elif options.command == "doctor":
+            return _doctor(options)
         elif options.command == "plan":
             print(json.dumps(plan_memory(load_profile(options.profile), options.card).as_dict()))
         else:
             print(
                 json.dumps(launch_plan(load_profile(options.profile), options.gpus, options.port))
             )
-    except (ProfileError, ImpossibleProfile, LaunchError) as error:
+    except (ProfileError, ImpossibleProfile, LaunchError, ConfigError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -153,7 +153,10 @@ def refusal(
     """
     g = geometry
     if g.query_dtype != "float16":
-        return f"queries are {g.query_dtype}; SM70 kernels take float16: pass --dtype half"
+        return (
+            f"queries are {g.query_dtype}; SM70 kernels take float16: pass --dtype half "
+            "(a model that vLLM refuses in float16, such as Gemma 2 and 3, cannot run here)"
+        )
     if g.kv_dtype not in KV_DTYPES:
         return (
             f"a {g.kv_dtype} KV cache has no SM70 kernel: "
