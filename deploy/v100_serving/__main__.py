@@ -1,4 +1,4 @@
-"""``python -m v100_serving check|plan|launch|doctor``: the profiles from the command line.
+"""``python -m v100_serving check|plan|launch|bundle|doctor``: the profiles from the command line.
 
 Exit status: 0 fine, 1 a profile is refused (the reason is on stderr), 2 wrong usage.
 """
@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from v100_serving.bundle import BundleError, bundle
 from v100_serving.doctor import ConfigError, diagnose, read_config, read_library
 from v100_serving.launch import LaunchError, launch_plan
 from v100_serving.memory import CARDS_GIB, ImpossibleProfile, plan_memory
@@ -94,6 +95,13 @@ def main(argv: list[str] | None = None) -> int:
     doctor.add_argument("--card", type=_card, action="append", help="GiB, or a card's name")
     doctor.add_argument("--library", type=Path, help="_vllm_fa2_C.abi3.so to ask what it holds")
     doctor.add_argument("--json", action="store_true")
+    pack = commands.add_parser("bundle", help="one release of one instance, for a node")
+    pack.add_argument("profile", type=Path)
+    pack.add_argument("--gpus", type=_gpus, default=[])
+    pack.add_argument("--port", type=int, required=True)
+    for name in ("release", "systemd", "rendered", "out"):
+        pack.add_argument(f"--{name}", type=Path, required=True)
+    pack.add_argument("--wheelhouse", type=Path)
     options = parser.parse_args(argv)
     try:
         if options.command == "check":
@@ -103,11 +111,23 @@ def main(argv: list[str] | None = None) -> int:
             return _doctor(options)
         elif options.command == "plan":
             print(json.dumps(plan_memory(load_profile(options.profile), options.card).as_dict()))
+        elif options.command == "bundle":
+            facts = bundle(
+                release=options.release,
+                profile_path=options.profile,
+                gpus=options.gpus,
+                port=options.port,
+                systemd=options.systemd,
+                rendered=options.rendered,
+                out=options.out,
+                wheelhouse=options.wheelhouse,
+            )
+            print(json.dumps(facts))
         else:
             print(
                 json.dumps(launch_plan(load_profile(options.profile), options.gpus, options.port))
             )
-    except (ProfileError, ImpossibleProfile, LaunchError, ConfigError) as error:
+    except (ProfileError, ImpossibleProfile, LaunchError, ConfigError, BundleError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
