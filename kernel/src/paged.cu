@@ -35,11 +35,13 @@ struct Shape {
   static constexpr int kTokenTiles = kWarpTokens / 8;       // M tiles of a warp in QK: 1 or 2
   static constexpr int kTileGroups = kTokens / 16;
   static constexpr int kChunks = D / 32;                    // 32 dims: 8 for each quadpair
-  static constexpr int kPassTiles = RowTiles == 1 ? 1 : 2;  // row tiles of a pass over K
+  static constexpr int kPassTiles = RowTiles <= 2 ? 1 : 2;  // row tiles of a pass over K
   static constexpr int kDimWarps = D / 32;                  // warps side by side in PV
   static constexpr int kTokenParts = kWarps / kDimWarps;    // warps that share dims in PV
   static constexpr int kPvTokens = kTokens / kTokenParts;   // of a warp in PV
-  static constexpr int kRing = kPvTokens < 64 / Kv::kBytes ? kPvTokens : 64 / Kv::kBytes;
+  // V in registers: 16 of them, 8 with two row tiles (two CTAs share an SM there as well).
+  static constexpr int kMostRing = (RowTiles == 2 ? 32 : 64) / Kv::kBytes;
+  static constexpr int kRing = kPvTokens < kMostRing ? kPvTokens : kMostRing;
   static constexpr int kSoftmaxTokens = kTokens / 32;       // of a lane
   // Shared memory. S pitch = 8 mod 32 words: stores of S are two-way conflicted at worst; P pitch
   // = 16 mod 128 bytes: eight rows of 16 bytes hit different banks.
@@ -103,7 +105,9 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
   using S = Shape<D, Kv, RowTiles>;
   extern __shared__ __align__(128) char shared[];
   const int request = blockIdx.z, split = blockIdx.y;
-  const int kv_head = blockIdx.x % a.kv_heads, chunk = blockIdx.x / a.kv_heads;
+  // Only the widest instantiation is launched with several chunks of rows.
+  const int chunk = RowTiles * 8 == kPagedMaxRows ? blockIdx.x / a.kv_heads : 0;
+  const int kv_head = blockIdx.x - chunk * a.kv_heads;
   const int first_token = a.query_start_loc[request];
   const int query_tokens = a.query_start_loc[request + 1] - first_token;
   const int seq_len = a.seq_lens[request];
@@ -150,10 +154,10 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
   constexpr int kKLoads = D * Kv::kBytes / 32;  // 8-byte loads of a token by a lane
   const int swap_low = lane.quadpair & 1, swap_high = lane.quadpair >> 1;
   uint2 k[S::kTokenTiles][kKLoads];
-  const unsigned char* k_lane =
-      a.k + static_cast<long long>(kv_head) * a.k_head_stride + lane.quadpair * 8;
   auto load_keys = [&](int tile) {
-    const int token = warp * S::kWarpTokens;  // in the tile
+    const unsigned char* k_head = a.k + static_cast<long long>(opaque(kv_head)) * a.k_head_stride;
+    const Lane lane(opaque(thread));
+    const int token = (thread >> 5) * S::kWarpTokens;  // in the tile
     const u64 place =
         places[(tile & (S::kPlaceSlots - 1)) * S::kTileGroups + (token >> 4)].x;
 #pragma unroll
@@ -161,7 +165,8 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
       const int mine = (token & 15) + (S::kTokenTiles == 2 ? (u ^ swap_low) * 8 : 0) +
                        lane.operand_row();
       const bool live = begin + tile * S::kTokens + (token & ~15) + mine < end;
-      const unsigned char* p = k_lane + place + mine * a.k_token_stride;
+      const unsigned char* p =
+          k_head + place + mine * a.k_token_stride + lane.quadpair * 8;
 #pragma unroll
       for (int i = 0; i < kKLoads; i++) {
         k[u][i] = make_uint2(0, 0);
@@ -215,9 +220,6 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
 
 #pragma unroll 1
   for (int tile = 0; tile < tiles; tile++) {
-    int next_entry = 0;
-    if (thread < S::kTileGroups) next_entry = table_entry(tile + 2, thread);
-
     // ---- QK
 #pragma unroll 1
     for (int pass = 0; pass < row_tiles; pass += S::kPassTiles) {
@@ -296,13 +298,16 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
 
     // ---- softmax: this warp has row `warp` of every row tile, a lane kSoftmaxTokens tokens
     bool rescale = false;
+    const int here = opaque(thread), lane_id = here & 31, softmax_warp = here >> 5;
+    int next_entry = 0;
+    if (here < S::kTileGroups) next_entry = table_entry(tile + 2, here);
     const int tile_begin = begin + tile * S::kTokens;
     const bool masked = tile_begin + S::kTokens > seq_len - query_tokens + 1;
 #pragma unroll
     for (int j = 0; j < RowTiles; j++) {
       if (j >= row_tiles) break;
-      const int row = j * 8 + warp;
-      const float* s = scores + row * S::kScorePitch + lane.id * S::kSoftmaxTokens;
+      const int row = j * 8 + softmax_warp;
+      const float* s = scores + row * S::kScorePitch + lane_id * S::kSoftmaxTokens;
       float x[S::kSoftmaxTokens];
       if constexpr (S::kSoftmaxTokens == 4) {
         const float4 y = *reinterpret_cast<const float4*>(s);
@@ -313,7 +318,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
       }
       if (masked) {
         const int last = seq_len - query_tokens + (first_row + row) / a.group;
-        const int position = tile_begin + lane.id * S::kSoftmaxTokens;
+        const int position = tile_begin + lane_id * S::kSoftmaxTokens;
 #pragma unroll
         for (int i = 0; i < S::kSoftmaxTokens; i++)
           if (position + i > last || position + i >= seq_len) x[i] = -__int_as_float(0x7f800000);
@@ -334,14 +339,14 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
         total += x[i];
       }
       sum[j] = fmaf(sum[j], factor, total);
-      char* p = shared + S::kProbOffset + row * S::kProbPitch + lane.id * S::kSoftmaxTokens * 2;
+      char* p = shared + S::kProbOffset + row * S::kProbPitch + lane_id * S::kSoftmaxTokens * 2;
       if constexpr (S::kSoftmaxTokens == 4)
         *reinterpret_cast<uint2*>(p) = make_uint2(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]));
       else
         *reinterpret_cast<u32*>(p) = pack_halves(x[0], x[1]);
-      if (lane.id == 0) factors[row] = factor;
+      if (lane_id == 0) factors[row] = factor;
     }
-    if (thread < S::kTileGroups) store_place(tile + 2, thread, next_entry);
+    if (here < S::kTileGroups) store_place(tile + 2, here, next_entry);
     rescale = __syncthreads_or(rescale);
 
     // ---- PV
@@ -384,6 +389,10 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
   }
 
   // ---- the split is complete: sums over lanes, then 1 / sum to the owners of the output
+  const int last_thread = opaque(thread);
+  const Lane own(last_thread);
+  const int own_warp = last_thread >> 5, own_dims = own_warp % S::kDimWarps;
+  const int own_part = own_warp / S::kDimWarps;
   const long long slot = (static_cast<long long>(request) * a.kv_heads + kv_head) * a.row_splits +
                          static_cast<long long>(split) * query_tokens * a.group + first_row;
   __syncthreads();  // the last factors have been read
@@ -392,25 +401,25 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
     float total = sum[j];
 #pragma unroll
     for (int d = 16; d; d >>= 1) total += __shfl_xor_sync(~0u, total, d);
-    const int row = j * 8 + warp;
-    if (lane.id == 0) {
+    const int row = j * 8 + own_warp;
+    if (own.id == 0) {
       factors[row] = total == 0.0f ? 0.0f : __fdividef(a.out_scale, total);
       if (row < rows)
         static_cast<float2*>(a.partial_stats)[slot + row] = make_float2(maximum[j], total);
     }
   }
   // Parts of the tokens that other warps summed: added in the order of the parts.
-  float* exchange = scores + (dim_warp * RowTiles * 8) * 32 + lane.id;
+  float* exchange = scores + (own_dims * RowTiles * 8) * 32 + own.id;
 #pragma unroll 1
   for (int part = 1; part < S::kTokenParts; part++) {
-    if (token_part == part) {
+    if (own_part == part) {
 #pragma unroll
       for (int j = 0; j < RowTiles; j++)
 #pragma unroll
         for (int i = 0; i < 8; i++) exchange[(j * 8 + i) * 32] = out[j][i];
     }
     __syncthreads();
-    if (token_part == 0) {
+    if (own_part == 0) {
 #pragma unroll
       for (int j = 0; j < RowTiles; j++)
 #pragma unroll
@@ -419,16 +428,16 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
     __syncthreads();
   }
   if (S::kTokenParts == 1) __syncthreads();
-  if (token_part != 0) return;
+  if (own_part != 0) return;
   // Partial rows in chunk order: the eight dims of a quadpair as C registers 0 1 4 5 of the lanes
   // with (t & 2) = 0, then of those with (t & 2) = 2; paged_join puts them right.
-  __half* partial = static_cast<__half*>(a.partial_out) + slot * D + dim_warp * 32 +
-                    lane.quadpair * 8 + (lane.t & 2) * 2;
+  __half* partial = static_cast<__half*>(a.partial_out) + slot * D + own_dims * 32 +
+                    own.quadpair * 8 + (own.t & 2) * 2;
 #pragma unroll
   for (int j = 0; j < RowTiles; j++)
 #pragma unroll
     for (int h = 0; h < 4; h += 2) {
-      const int row = j * 8 + lane.acc_row(h);
+      const int row = j * 8 + own.acc_row(h);
       const float scale = factors[row];
       if (row < rows)
         *reinterpret_cast<uint2*>(partial + static_cast<long long>(row) * D) =
