@@ -39,7 +39,11 @@ def _embed(cubins: list[BuiltCubin], folder: Path, root: Path) -> None:
     """Writes the table (cubins.cpp) and the images (images.S) that CMake compiles."""
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(cubins, key=lambda c: (c.spec.name, c.arch))
-    declarations, rows, images = [], [], ['.section .note.GNU-stack,"",@progbits', ".section .rodata"]
+    declarations, rows, images = (
+        [],
+        [],
+        ['.section .note.GNU-stack,"",@progbits', ".section .rodata"],
+    )
     for n, cubin in enumerate(ordered):
         shutil.copyfile(cubin.path, folder / cubin.file_name)
         entries = ", ".join(f'"{entry}"' for entry in cubin.spec.entries)

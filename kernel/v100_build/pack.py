@@ -218,10 +218,6 @@ def _metadata(name: str, data: bytes, flavour: Flavour) -> bytes:
 def _version_file(data: bytes, flavour: Flavour) -> bytes:
     """``vllm/_version.py`` that reports the version of the wheel."""
     text = data.decode()
-    text = re.sub(
-        rf"'{re.escape(UPSTREAM_VERSION)}'", f"'{flavour.version}'", text
-    )
+    text = re.sub(rf"'{re.escape(UPSTREAM_VERSION)}'", f"'{flavour.version}'", text)
     numbers = ", ".join(UPSTREAM_VERSION.split("."))
-    return re.sub(
-        rf"\({numbers}\)", f"({numbers}, '{flavour.local}')", text
-    ).encode()
+    return re.sub(rf"\({numbers}\)", f"({numbers}, '{flavour.local}')", text).encode()
