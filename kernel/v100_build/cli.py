@@ -26,6 +26,8 @@ app = typer.Typer(
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
+DEFAULT_RELEASE = DIST / release.release_name(validation=False)
+
 Validation = Annotated[
     bool, typer.Option("--validation", help="Also compile for sm_80 and sm_90 GPUs.")
 ]
@@ -56,8 +58,7 @@ def build(validation: Validation = False) -> None:
 
 @app.command()
 def verify(
-    folder: Annotated[Path, typer.Argument(help="A release folder.")] = DIST
-    / release.release_name(False),
+    folder: Annotated[Path, typer.Argument(help="A release folder.")] = DEFAULT_RELEASE,
     files_only: Annotated[
         bool, typer.Option(help="Check the files, not that this checkout still matches.")
     ] = False,

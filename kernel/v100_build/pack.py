@@ -158,7 +158,7 @@ def _write(
         add(name, data, 0o755 if name.endswith(".so") else 0o644)
 
     text = io.StringIO()
-    rows = sorted(record) + [(f"{our_info}/RECORD", "", "")]
+    rows = [*sorted(record), (f"{our_info}/RECORD", "", "")]
     csv.writer(text, lineterminator="\n").writerows(rows)
     info = zipfile.ZipInfo(f"{our_info}/RECORD", EPOCH)
     info.external_attr = 0o100644 << 16

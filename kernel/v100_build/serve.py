@@ -1,8 +1,8 @@
 """Interpreters that can serve on CPU: one environment with vLLM's requirements, one tree a wheel.
 
 The environment (``requirements/serve-cpu.txt``, some 6.5 GB with PyTorch) is made once per lock
-file in the shared cache.  A vLLM tree is a wheel installed beside it into a folder of its own, named
-by the wheel's hash; PYTHONPATH joins the two.  So stock and patched vLLM differ in nothing else.
+file in the shared cache.  A vLLM tree is a wheel installed beside it into a folder named by the
+wheel's hash; PYTHONPATH joins the two.  So stock and patched vLLM differ in nothing else.
 """
 
 from __future__ import annotations
