@@ -44,3 +44,11 @@ lint: venv ## Check formatting and lint: Python, shell, C++/CUDA, YAML
 format: venv ## Rewrite the sources in the project's format
 	@$(PY) -m ruff check --fix -q . ; $(PY) -m ruff format .
 	@git ls-files -z '*.cu' '*.cuh' '*.cpp' '*.h' | xargs -0 -r $(VENV)/bin/clang-format -i
+
+.PHONY: lock
+lock: venv ## Write the lock files anew from requirements/*.in (needs uv on PATH)
+	@for name in dev serve-cpu serve-cuda; do \
+	  flags="--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --python-version 3.11"; \
+	  case $$name in dev) flags="$$flags --universal";; serve-cpu) flags="$$flags --no-deps";; serve-cuda) flags="$$flags --exclude-newer 2026-04-28";; esac; \
+	  uv pip compile -q $$flags requirements/$$name.in -o requirements/$$name.txt || exit 1; \
+	done
