@@ -1,0 +1,244 @@
+"""Commands of the gate.
+
+Exit status: 0 pass, 1 fail, 2 wrong input, 3 refused, 4 service, 5 disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from v100_gate import evidence as stored
+from v100_gate import report as reports
+from v100_gate import verdict as verdicts
+from v100_gate import waivers as waiver_files
+from v100_gate.errors import GateError
+from v100_gate.progress import Reporter
+from v100_gate.runner import Run
+from v100_gate.schema import Arms, Profile, read_yaml
+
+app = typer.Typer(
+    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+console = Console(highlight=False)
+
+STYLES = {
+    "pass": "green",
+    "fail": "bold red",
+    "inconclusive": "yellow",
+    "not-run": "yellow",
+    "waived": "magenta",
+}
+
+Waivers = Annotated[
+    Path | None, typer.Option("--waivers", help="reviewed waiver file (YAML)", exists=True)
+]
+RunFolder = Annotated[Path, typer.Argument(help="folder that `run` wrote", file_okay=False)]
+
+
+def finish(coroutine: Coroutine) -> None:
+    """Run to the end; SIGINT and SIGTERM cancel it, so that services are stopped first."""
+
+    async def supervised() -> None:
+        task = asyncio.ensure_future(coroutine)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        await task
+
+    try:
+        asyncio.run(supervised())
+    except asyncio.CancelledError:
+        console.print("interrupted; services are stopped, finished waves are kept", markup=False)
+        raise typer.Exit(130) from None
+
+
+def say(error: GateError) -> None:
+    """Print an error the way an operator can use it."""
+    console.print(f"gate: {error}", style="red", markup=False)
+
+
+def judge(evidence: stored.Evidence, waivers: Path | None, folder: Path) -> dict:
+    """Give the verdict, write all documents, print the tables."""
+    accepted = waiver_files.load(waivers, evidence.profile, dt.date.today())
+    verdict = verdicts.judge(evidence, accepted)
+    comparison = verdicts.compare(evidence)
+    page = reports.write(evidence, verdict, comparison, folder)
+    show(verdict, comparison)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    return verdict
+
+
+def show(verdict: dict, comparison: dict) -> None:
+    """The short tables on the screen."""
+    figures = Table(title=f"gate {verdict['profile']}", title_justify="left")
+    for name in ("wave", "figure", "control", "candidate", "change", "95 % interval", "noise"):
+        figures.add_column(name, justify="left" if name in ("wave", "figure") else "right")
+    for row in reports.table(comparison):
+        figures.add_row(
+            row["wave"],
+            row["figure"],
+            row["control"],
+            row["candidate"],
+            row["change"],
+            row["interval"].replace("[", "\\["),
+            row["noise"],
+        )
+    if figures.row_count:
+        console.print(figures)
+    checks = Table(title="checks", title_justify="left")
+    for name in ("check", "status", "required", "what was found"):
+        checks.add_column(name, overflow="fold")
+    for row in verdict["checks"]:
+        checks.add_row(
+            row["check"],
+            f"[{STYLES[row['status']]}]{row['status']}[/]",
+            "yes" if row["required"] else "no",
+            row["summary"].replace("[", "\\["),
+        )
+    console.print(checks)
+    style = STYLES[verdict["verdict"]]
+    text = f"verdict: [{style}]{verdict['verdict'].upper()}[/]"
+    if verdict["blocking"]:
+        text += f"  blocked by {', '.join(verdict['blocking'])}"
+    if verdict["waived"]:
+        text += f"  waived: {', '.join(verdict['waived'])}"
+    console.print(text)
+
+
+@app.command()
+def run(
+    profile: Annotated[Path, typer.Argument(help="profile (YAML)")],
+    arms: Annotated[Path, typer.Option("--arms", help="arms of this site (YAML)")],
+    results: Annotated[Path, typer.Option("--results", help="new folder for the results")],
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
+    waivers: Waivers = None,
+) -> None:
+    """Measure control and candidate, give the verdict, write the report."""
+    try:
+        plan = read_yaml(profile, Profile)
+        site = read_yaml(arms, Arms)
+        # A wrong waiver file must not cost an hour of measurement.
+        waiver_files.load(waivers, plan, dt.date.today())
+        failure: GateError | None = None
+        try:
+            finish(Run(results, plan, site, Reporter(console)).execute(resume))
+        except GateError as error:
+            failure = error
+        if failure is not None:
+            say(failure)
+            if any(results.glob("arms/*/start-*/waves/*.json")):
+                judge(stored.load(results), waivers, results)
+            raise typer.Exit(failure.exit_code)
+        verdict = judge(stored.load(results), waivers, results)
+    except GateError as error:
+        say(error)
+        raise typer.Exit(error.exit_code) from None
+    raise typer.Exit(0 if verdict["verdict"] == "pass" else 1)
+
+
+@app.command()
+def verdict(run: RunFolder, waivers: Waivers = None) -> None:
+    """Judge a stored run again."""
+    try:
+        found = judge(stored.load(run), waivers, run)
+    except GateError as error:
+        say(error)
+        raise typer.Exit(error.exit_code) from None
+    raise typer.Exit(0 if found["verdict"] == "pass" else 1)
+
+
+@app.command()
+def compare(
+    control: Annotated[str, typer.Argument(help="RUN or RUN:ARM to compare with")],
+    candidate: Annotated[str, typer.Argument(help="RUN or RUN:ARM under test")],
+    output: Annotated[Path, typer.Option("--output", help="folder for the documents")],
+    waivers: Waivers = None,
+) -> None:
+    """Put two arms of stored runs side by side (default arm: candidate)."""
+    try:
+        sides = []
+        for text in (control, candidate):
+            path, _, arm = text.rpartition(":") if ":" in text else (text, "", "candidate")
+            sides += [stored.load(Path(path)), arm]
+        joined = stored.side_by_side(*sides)
+        found = judge(joined, waivers, output)
+    except GateError as error:
+        say(error)
+        raise typer.Exit(error.exit_code) from None
+    raise typer.Exit(0 if found["verdict"] == "pass" else 1)
+
+
+@app.command()
+def report(
+    run: RunFolder,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print the table, write nothing")
+    ] = False,
+) -> None:
+    """Write the HTML report of a stored run again, from its stored verdict."""
+    try:
+        evidence = stored.load(run)
+        path = run / "verdict.json"
+        if not path.exists():
+            raise GateError(f"{run}: no verdict.json; run `verdict` first")
+        found = json.loads(path.read_text())
+        comparison = verdicts.compare(evidence)
+        if markdown:
+            print(reports.markdown(found, comparison))
+            return
+        page = reports.write(evidence, found, comparison, run)
+        console.print(f"report: {page}", markup=False, soft_wrap=True)
+    except GateError as error:
+        say(error)
+        raise typer.Exit(error.exit_code) from None
+
+
+@app.command()
+def profiles(paths: Annotated[list[Path], typer.Argument(help="profiles to check")]) -> None:
+    """Check profiles against the schema and print what each one asks for."""
+    from v100_gate import kv
+
+    broken = 0
+    for path in paths:
+        try:
+            plan = read_yaml(path, Profile)
+            kv.refuse_impossible(plan, plan.service.kv_budget_tokens, "kv_budget_tokens")
+        except GateError as error:
+            say(error)
+            broken += 1
+            continue
+        console.print(f"{path.name}: {plan.description}", markup=False)
+        for spec in plan.waves:
+            console.print(f"  {spec.name}: {kv.explain(spec, plan.service)}", markup=False)
+        required = [name for name, policy in plan.checks.items() if policy.required]
+        console.print(f"  required: {', '.join(required)}", markup=False)
+    raise typer.Exit(2 if broken else 0)
+
+
+@app.command()
+def overhead(
+    streams: Annotated[int, typer.Option(help="concurrent streams")] = 16,
+    tokens_per_s: Annotated[float, typer.Option(help="tokens per second, all streams")] = 1000.0,
+    seconds: Annotated[float, typer.Option(help="length of the measurement")] = 10.0,
+) -> None:
+    """Measure what this client itself adds to inter-chunk times, against a local stand-in."""
+    from v100_gate.overhead import measure
+
+    try:
+        found = measure(streams, tokens_per_s, seconds)
+    except GateError as error:
+        say(error)
+        raise typer.Exit(error.exit_code) from None
+    console.print_json(json.dumps(found))
+    good = found["lost_tokens"] == 0 and found["added_ms"]["p50"] < 1.0
+    raise typer.Exit(0 if good else 1)
