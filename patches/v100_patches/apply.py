@@ -121,9 +121,7 @@ def split(text: str) -> list[str]:
 
 def _places(block: list[str], lines: list[str], start: int = 0) -> list[int]:
     size = len(block)
-    return [
-        at for at in range(start, len(lines) - size + 1) if lines[at : at + size] == block
-    ]
+    return [at for at in range(start, len(lines) - size + 1) if lines[at : at + size] == block]
 
 
 def _mismatch(patch: Patch, diff: FileDiff, index: int, lines: list[str]) -> HunkError:

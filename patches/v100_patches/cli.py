@@ -104,9 +104,7 @@ def refresh(
 ) -> None:
     """Regenerate PATCH from an edited tree; then move later hunks and write series.lock."""
     series = load(series_dir)
-    wheels = {
-        name: open_wheel(series, name, wheel_dir or default_wheel_dir()) for name in FLAVOURS
-    }
+    wheels = {name: open_wheel(series, name, wheel_dir or default_wheel_dir()) for name in FLAVOURS}
     if (patch is None) != (tree is None):
         raise PatchToolError(
             "PATCH and --tree belong together",

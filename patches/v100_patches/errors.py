@@ -42,7 +42,7 @@ class HunkError(PatchToolError):
             f"patch {patch} does not apply",
             f"  file: {file}",
             f"  hunk: {hunk} of {hunks}: {header}",
-            f"  the tree differs from what the hunk expects ('!' marks the lines that differ):",
+            "  the tree differs from what the hunk expects ('!' marks the lines that differ):",
         ]
         for offset in range(max(len(self.expected), len(self.found))):
             want = self.expected[offset] if offset < len(self.expected) else None

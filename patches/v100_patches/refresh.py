@@ -144,8 +144,8 @@ def unified_diff(changes: dict[str, tuple[str | None, str | None]]) -> str:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if text is not None:
                     file.write_bytes(encode(text))
-        command = [git, "diff", "--no-index", "--no-color", "--no-ext-diff", "--no-renames", "--no-prefix"]
-        command += ["--unified=3", "--diff-algorithm=histogram", "a", "b"]
+        command = [git, "diff", "--no-index", "--no-prefix", "--no-color", "--no-ext-diff"]
+        command += ["--no-renames", "--unified=3", "--diff-algorithm=histogram", "a", "b"]
         environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, check=False

