@@ -115,7 +115,7 @@ def bundle(
     return {
         "id": identity,
         "archive": str(archive),
-        "archive_sha256": _sha256(archive.read_bytes()),
+        "files_sha256": _sha256(index),
         "artifact": artifact,
         "artifact_files": sorted([*manifest["files"], "manifest.json"]),
         "artifact_hashes": {n: e["sha256"] for n, e in manifest["files"].items()},
