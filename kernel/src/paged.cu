@@ -30,7 +30,7 @@ constexpr float kNoMaximum = -1e30f;  // finite: a fully masked tile gives 2^-in
 
 template <int D, class Kv, int RowTiles>
 struct Shape {
-  static constexpr int kTokens = D * Kv::kBytes > 256 ? 64 : 128;
+  static constexpr int kTokens = paged_tile_tokens(D, Kv::kBytes);
   static constexpr int kWarpTokens = kTokens / kWarps;      // of a warp in QK
   static constexpr int kTokenTiles = kWarpTokens / 8;       // M tiles of a warp in QK: 1 or 2
   static constexpr int kTileGroups = kTokens / 16;
@@ -53,7 +53,8 @@ struct Shape {
   static constexpr int kFactorOffset = kProbOffset + RowTiles * 8 * kProbPitch;
   static constexpr int kPlaceOffset = kFactorOffset + RowTiles * 8 * 4;
   static constexpr int kPlaceSlots = 4;                     // tiles whose groups are looked up
-  static constexpr int kSharedBytes = kPlaceOffset + kPlaceSlots * kTileGroups * 16;
+  static_assert(kPlaceOffset + kPlaceSlots * kTileGroups * 16 ==
+                paged_shared_bytes(D, Kv::kBytes, RowTiles));
 };
 
 // Dims of a chunk of 32 that a quadpair has, in the order in which QK multiplies them: two quads.
@@ -449,11 +450,9 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
 // Adds the splits of one query row; a CTA has one row of one KV head of one request. D / 8 lanes
 // hold a row (16 bytes each), so that 128 threads read several splits at a time; their sums are
 // added in a fixed order.
-constexpr int kJoinThreads = 128;
-
 template <int D, class Kv>
 __device__ __forceinline__ void paged_join_row(const PagedArgs& a) {
-  constexpr int kRowLanes = D / 8, kParts = kJoinThreads / kRowLanes;
+  constexpr int kRowLanes = D / 8, kParts = kPagedJoinThreads / kRowLanes;
   __shared__ float weights[kPagedTargetCtas];
   __shared__ float sums[kParts][D];
   const int row = blockIdx.x, kv_head = blockIdx.y, request = blockIdx.z, thread = threadIdx.x;
@@ -509,7 +508,7 @@ __device__ __forceinline__ void paged_join_row(const PagedArgs& a) {
   const int token = row / a.group;
   __half* out = static_cast<__half*>(a.out) + (first_token + token) * a.out_token_stride +
                 (kv_head * a.group + row - token * a.group) * a.out_head_stride;
-  for (int dim = thread; dim < D; dim += kJoinThreads) {
+  for (int dim = thread; dim < D; dim += kPagedJoinThreads) {
     // Where chunk order keeps dim: C column n = quad * 4 + position in the quad; register
     // (n & 4) + (n & 1) of the lanes with (t & 2) = (n & 2).
     const int n = (dim & 4) + (Kv::kEvenOddQuads ? (dim & 1) * 2 + (dim >> 1 & 1) : dim & 3);
@@ -536,7 +535,7 @@ PAGED_SPLIT(4, 1)
 PAGED_SPLIT(6, 1)
 PAGED_SPLIT(8, 1)
 
-extern "C" __global__ void __launch_bounds__(sm70::kJoinThreads)
+extern "C" __global__ void __launch_bounds__(sm70::kPagedJoinThreads)
     paged_join(const __grid_constant__ sm70::PagedArgs a) {
   sm70::paged_join_row<HEAD_DIM, sm70::KV>(a);
 }

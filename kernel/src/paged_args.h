@@ -12,6 +12,7 @@
 namespace sm70 {
 
 constexpr int kPagedThreads = 256;
+constexpr int kPagedJoinThreads = 128;
 constexpr int kPagedMaxRows = 64;         // query rows of a CTA: more rows take more CTAs
 constexpr int kPagedMaxQueryTokens = 16;  // of a request
 constexpr int kPagedMaxGroup = 16;        // query heads of a KV head
@@ -67,6 +68,46 @@ SM70_BOTH PagedSplit paged_split_of(int seq_len, int query_tokens, int group, in
   split.units = wanted > kPagedMinUnits ? wanted : kPagedMinUnits;
   split.splits = paged_ceil_div(units, split.units);
   return split;
+}
+
+// Most splits of any request up to max_seq_len with this many query tokens: not those of the
+// longest one, for 321 units make 107 splits of 3 and 320 make 160 of 2.
+SM70_BOTH int paged_split_bound(int max_seq_len, int query_tokens, int group, int kv_heads) {
+  const int units = paged_ceil_div(max_seq_len, kPagedSplitUnit);
+  const int by_size = paged_ceil_div(units, kPagedMinUnits);
+  const int target = paged_max_splits(query_tokens, group, kv_heads);
+  return target < by_size ? target : by_size;
+}
+
+// Rows times splits that one request and KV head may fill in the partial buffers.
+SM70_BOTH int paged_row_splits(int max_seq_len, int max_query_len, int group, int kv_heads) {
+  int most = 0;
+  for (int n = 1; n <= max_query_len; n++) {
+    const int rows = n * group * paged_split_bound(max_seq_len, n, group, kv_heads);
+    most = rows > most ? rows : most;
+  }
+  return most;
+}
+
+// Factor of the division by groups_per_page (see common/paging.cuh).
+SM70_BOTH unsigned page_magic(int groups_per_page) {
+  return groups_per_page == 1
+             ? 0
+             : static_cast<unsigned>((1ULL << 32) / static_cast<unsigned>(groups_per_page)) + 1;
+}
+
+// Tokens of a tile, and dynamic shared memory of a CTA (Shape in paged.cu asserts that it agrees).
+SM70_BOTH constexpr int paged_tile_tokens(int head_dim, int element_bytes) {
+  return head_dim * element_bytes > 256 ? 64 : 128;
+}
+SM70_BOTH constexpr int paged_shared_bytes(int head_dim, int element_bytes, int row_tiles) {
+  const int tokens = paged_tile_tokens(head_dim, element_bytes);
+  const int queries = row_tiles * 8 * head_dim * 2;
+  const int scores = row_tiles * 8 * (tokens + 8) * 4;
+  const int probabilities = row_tiles * 8 * (tokens + 8) * 2;
+  const int factors = row_tiles * 8 * 4;
+  const int places = 4 * (tokens / 16) * 16;
+  return queries + scores + probabilities + factors + places;
 }
 
 }  // namespace sm70
