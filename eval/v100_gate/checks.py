@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from v100_gate import gpu, metrics, prompts, stats
 from v100_gate.evidence import FIGURES, ArmEvidence, Evidence, median
+from v100_gate.schema import PAIR
 from v100_gate.traces import RequestTrace, WaveRecord
 
 if TYPE_CHECKING:
@@ -79,13 +80,15 @@ def complete(evidence: Evidence, policy: CheckPolicy) -> Result:
     rows = []
     profile = evidence.profile
     for name, arm in evidence.arms.items():
-        pair = name in ("control", "candidate")
+        pair = name in PAIR
         if not pair and name not in profile.schedule.controls:
             continue
         planned = profile.schedule.starts_per_arm if pair else 1
         for number in range(1, planned + 1):
             start = next((s for s in arm.starts if s.number == number), None)
-            wanted = [(spec.name, "measured", spec.repeats) for spec in profile.waves]
+            wanted = [
+                (spec.name, "measured", profile.counts(spec, name)[1]) for spec in profile.waves
+            ]
             if pair:
                 if profile.retrieval:
                     wanted.append(("retrieval", "quality", 1))

@@ -9,6 +9,7 @@ import asyncio
 import datetime as dt
 import json
 import signal
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated
@@ -223,6 +224,42 @@ def profiles(paths: Annotated[list[Path], typer.Argument(help="profiles to check
         required = [name for name, policy in plan.checks.items() if policy.required]
         console.print(f"  required: {', '.join(required)}", markup=False)
     raise typer.Exit(2 if broken else 0)
+
+
+@app.command()
+def demo(
+    results: Annotated[
+        Path | None, typer.Option("--results", help="new folder (default: results/demo-N)")
+    ] = None,
+    starts: Annotated[int, typer.Option("--starts", help="fresh starts per arm", min=1)] = 1,
+) -> None:
+    """Build, serve on CPU and gate the patched vLLM against its control."""
+    from v100_build.errors import BuildError
+    from v100_build.paths import REPO
+    from v100_patches.errors import PatchToolError
+
+    from v100_gate import demo as demonstration
+
+    reporter = Reporter(console)
+    try:
+        plan = read_yaml(demonstration.PROFILE, Profile)
+        plan.schedule.starts_per_arm = starts
+        site = demonstration.prepare(reporter)
+        if results is None:
+            taken = len(list((REPO / "results").glob("demo-*")))
+            results = REPO / "results" / f"demo-{taken + 1}"
+        demonstration.write_site(site, results / "arms.yaml")
+        began = reporter.began
+        finish(Run(results, plan, site, reporter).execute())
+        found = judge(stored.load(results), None, results)
+        console.print(f"measured in {time.monotonic() - began:.0f} s", markup=False)
+    except (GateError, BuildError, PatchToolError) as error:
+        console.print(f"gate: {error}", style="red", markup=False)
+        raise typer.Exit(getattr(error, "exit_code", 2)) from None
+    except KeyboardInterrupt:
+        console.print("interrupted while preparing; nothing is running", markup=False)
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if found["verdict"] == "pass" else 1)
 
 
 @app.command()

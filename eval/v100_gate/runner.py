@@ -31,7 +31,7 @@ from v100_gate import (
 from v100_gate.client import Client, Request
 from v100_gate.errors import GateError, RefusedError, ServiceError
 from v100_gate.progress import Reporter
-from v100_gate.schema import Arms, Limits, Profile, Sampling, WaveSpec
+from v100_gate.schema import PAIR, Arms, Limits, Profile, Sampling, WaveSpec
 from v100_gate.store import Store
 from v100_gate.traces import WaveRecord
 
@@ -148,11 +148,10 @@ class Run:
             )
 
     def _steps(self, sessions: Sequence[tuple[str, int]]) -> int:
-        waves = sum(spec.warmups + spec.repeats for spec in self.profile.waves)
         total = 0
         for arm, _ in sessions:
-            total += waves + 2
-            if arm in ("control", "candidate"):
+            total += 2 + sum(sum(self.profile.counts(spec, arm)) for spec in self.profile.waves)
+            if arm in PAIR:
                 total += bool(self.profile.retrieval) + bool(self.profile.logits)
                 total += len(self.profile.rolling.rates_per_s) if self.profile.rolling else 0
         return total
@@ -165,9 +164,9 @@ class Run:
         todo = [
             spec.name
             for spec in self.profile.waves
-            if len(self._valid(base, spec.name)) < spec.repeats
+            if len(self._valid(base, spec.name)) < self.profile.counts(spec, arm)[1]
         ]
-        if arm in ("control", "candidate"):
+        if arm in PAIR:
             if self.profile.retrieval and not self._valid(base, "retrieval"):
                 todo.append("retrieval")
             if self.profile.logits and not self._valid(base, "logits"):
@@ -334,31 +333,32 @@ class Run:
     ) -> None:
         tokenise = prompts.service_tokeniser(client)
         for spec in self.profile.waves:
+            warmups, repeats = self.profile.counts(spec, arm)
             if spec.name not in todo:
-                self.reporter.done(steps=spec.warmups + spec.repeats)
+                self.reporter.done(steps=warmups + repeats)
                 continue
             fixture = await self._fixture(
                 f"wave-{spec.name}", lambda spec=spec: prompts.wave_prompts(tokenise, spec)
             )
             requests = prompts.wave_requests(fixture, spec, self.profile)
             sent = (arm, number, base, service, client, spec, requests, fixture["sha256"])
-            for _ in range(spec.warmups):
+            for _ in range(warmups):
                 await self._wave(*sent, "warmup")
             have = len(self._valid(base, spec.name))
             extras = self.profile.limits.max_extra_repeats
-            while have < spec.repeats:
+            while have < repeats:
                 record = await self._wave(*sent, "measured")
                 if not record.invalid:
                     have += 1
                 elif extras == 0:
                     self.reporter.note(
-                        f"{arm} start {number}: {spec.name} has {have} of {spec.repeats} valid "
+                        f"{arm} start {number}: {spec.name} has {have} of {repeats} valid "
                         "repeats; giving up on it"
                     )
                     break
                 else:
                     extras -= 1
-        if arm not in ("control", "candidate"):
+        if arm not in PAIR:
             return
         if "retrieval" in todo:
             await self._retrieval(arm, number, base, service, client)

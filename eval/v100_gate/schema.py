@@ -28,6 +28,9 @@ Model = TypeVar("Model", bound=BaseModel)
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 
+PAIR = ("control", "candidate")
+"""The two arms that are compared; every other arm is a further control."""
+
 
 class Strict(BaseModel):
     """Base of all models: unknown fields are errors, NaN and infinity too."""
@@ -145,6 +148,9 @@ class Schedule(Strict):
     starts_per_arm: Positive = 2
     controls: list[Name] = []
     """Further arms measured once each, after the pair: `no-spec`, `shallow`, ..."""
+    control_repeats: Positive | None = None
+    """Measured repeats of each wave in those arms; None: as many as in the pair."""
+    control_warmups: Annotated[int, Field(ge=0)] | None = None
 
 
 class Limits(Strict):
@@ -201,6 +207,16 @@ class Profile(Strict):
         if not any(policy.required for policy in checks.values()):
             raise ValueError("no check is required: such a gate could not fail")
         return checks
+
+    def counts(self, spec: WaveSpec, arm: str) -> tuple[int, int]:
+        """(warm-ups, measured repeats) of a wave in one start of an arm."""
+        warmups, repeats = spec.warmups, spec.repeats
+        if arm not in PAIR:
+            if self.schedule.control_warmups is not None:
+                warmups = self.schedule.control_warmups
+            if self.schedule.control_repeats is not None:
+                repeats = self.schedule.control_repeats
+        return warmups, repeats
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
