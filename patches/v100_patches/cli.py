@@ -15,7 +15,7 @@ from v100_patches.apply import AppliedPatch, apply_series
 from v100_patches.errors import PatchToolError
 from v100_patches.series import FLAVOURS, GROUPS, SERIES_DIR, load
 from v100_patches.trees import Folder, default_wheel_dir, open_wheel
-from v100_patches.verify import form_problems, lock_problems, patched_tree
+from v100_patches.verify import check, patched_tree
 
 STAMP = ".v100-patches.json"
 
@@ -70,13 +70,12 @@ def verify(
 ) -> None:
     """Check headers, the series file and folder, exact application and the recorded hashes."""
     series = load(series_dir)
-    problems = form_problems(series, repository=series_dir.resolve().parents[1])
-    trees: dict[str, str] = {}
-    if not any("no such file" in problem for problem in problems):
-        for flavour in flavours or FLAVOURS:
-            wheel = open_wheel(series, flavour, wheel_dir or default_wheel_dir())
-            trees[flavour] = patched_tree(series, flavour, wheel).digest()
-        problems += lock_problems(series, trees)
+    problems, trees = check(
+        series,
+        repository=series_dir.resolve().parents[1],
+        wheel_dir=wheel_dir or default_wheel_dir(),
+        flavours=flavours or FLAVOURS,
+    )
     if problems:
         raise PatchToolError(
             "\n".join(["the series does not verify:", *(f"  - {text}" for text in problems)]),

@@ -114,14 +114,18 @@ class Overlay:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def flush(self, root: Path) -> None:
-        """Writes the changes below `root`."""
+        """Writes the changes below `root`; files are replaced, so hard links elsewhere stay."""
         for path, text in self.changed.items():
             file = root / path
             if text is None:
                 file.unlink()
-            else:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(encode(text))
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            scratch = file.with_name(file.name + ".v100-patches")
+            scratch.write_bytes(encode(text))
+            if file.exists():
+                scratch.chmod(file.stat().st_mode)
+            scratch.replace(file)
 
 
 def default_wheel_dir() -> Path:

@@ -10,12 +10,35 @@ from pathlib import Path
 from v100_patches.apply import apply_patch
 from v100_patches.errors import PatchToolError
 from v100_patches.series import FIELDS, FLAVOURS, GROUPS, Patch, Series
-from v100_patches.trees import Overlay, Tree
+from v100_patches.trees import Overlay, Tree, open_wheel
 
 LOCK = "series.lock"
 LOCK_HEAD = "# Written by `python -m v100_patches refresh`; do not edit.\n"
 UPSTREAM = re.compile(r"#\d+|https://|^not (submitted|applicable): \S")
 TODO_MARK = "TODO"
+
+
+def check(
+    series: Series, repository: Path, wheel_dir: Path, flavours: Iterable[str] = FLAVOURS
+) -> tuple[list[str], dict[str, str]]:
+    """All that is wrong with a series, and the digests of the trees that it gives by flavour.
+
+    `repository` is where the headers' test paths start, `wheel_dir` holds the pinned wheels.
+    """
+    problems = form_problems(series, repository)
+    trees: dict[str, str] = {}
+    if all(patch.path.is_file() for patch in series.patches):
+        for flavour in flavours:
+            try:
+                wheel = open_wheel(series, flavour, wheel_dir)
+                trees[flavour] = patched_tree(series, flavour, wheel).digest()
+            except PatchToolError as error:
+                problems.append(f"{flavour}: {error}")
+    try:
+        problems += lock_problems(series, trees)
+    except PatchToolError as error:
+        problems.append(str(error))
+    return problems, trees
 
 
 def form_problems(series: Series, repository: Path) -> list[str]:
