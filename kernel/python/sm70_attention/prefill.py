@@ -1,0 +1,2 @@
+def prefill_attention(*a, **k):
+    raise NotImplementedError
