@@ -15,7 +15,6 @@ import tomllib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 
 from . import toolchain
@@ -127,6 +126,26 @@ def _device_sources_hash(root: Path) -> str:
     return tree_hash(root, _device_sources(root))
 
 
+def included_files(source: Path, root: Path = KERNEL) -> set[Path]:
+    """``source`` and every project file that it includes, directly or not.
+
+    The project's own headers are included by quotes, relative to the file or to ``src/``.
+    """
+    found: set[Path] = set()
+    todo = [source]
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for name in re.findall(r'(?m)^\s*#\s*include\s+"([^"]+)"', path.read_text()):
+            for folder in (path.parent, root / "src"):
+                if (folder / name).is_file():
+                    todo.append((folder / name).resolve())
+                    break
+    return found
+
+
 class Nvrtc:
     """NVRTC through its C interface; one program at a time."""
 
@@ -170,10 +189,12 @@ def compile_cubin(spec: CubinSpec, arch: int, root: Path = KERNEL) -> BuiltCubin
         BuildError: it does not compile, or lacks an entry point that the table names.
     """
     options = spec.options(arch)
+    root = root.resolve()
     key = hashlib.sha256(
         json.dumps(
             [
-                _device_sources_hash(root), spec.source, options, spec.entries,
+                tree_hash(root, included_files(root / spec.source, root)),
+                spec.source, options, spec.entries,
                 toolchain.wheels.pin("nvidia-cuda-nvrtc-cu12").sha256,
                 toolchain.wheels.pin("nvidia-cuda-runtime-cu12").sha256,
             ]

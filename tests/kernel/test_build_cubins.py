@@ -90,6 +90,23 @@ def test_bad_rows_are_refused(tree: Path, row: str, complaint: str) -> None:
         _table(tree, CLEAN, f"[[cubin]]\n{row}\n")
 
 
+def test_a_changed_header_recompiles_what_includes_it_and_nothing_else(tree: Path) -> None:
+    (tree / "src" / "deep").mkdir()
+    (tree / "src" / "deep" / "scale.cuh").write_text("#define SCALE 2.0f\n")
+    (tree / "src" / "outer.cuh").write_text('#include "deep/scale.cuh"\n')
+    (tree / "src" / "other.cu").write_text('extern "C" __global__ void other() {}\n')
+    table = (
+        '[[cubin]]\nname="k"\nsource="src/k.cu"\nentries=["twice"]\n'
+        '[[cubin]]\nname="o"\nsource="src/other.cu"\nentries=["other"]\n'
+    )
+    k, other = _table(tree, f'#include "outer.cuh"\n{CLEAN}', table)
+    before = [cubins.compile_cubin(spec, cubins.SM70, tree).path for spec in (k, other)]
+    (tree / "src" / "deep" / "scale.cuh").write_text("#define SCALE 3.0f\n")
+    after = [cubins.compile_cubin(spec, cubins.SM70, tree).path for spec in (k, other)]
+    assert before[0] != after[0] and before[0].read_bytes() != after[0].read_bytes()
+    assert before[1] == after[1]
+
+
 def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     toolchain.cxx.cache_clear()
