@@ -121,11 +121,6 @@ def _device_sources(root: Path) -> list[Path]:
     return [p for p in (root / "src").rglob("*") if p.suffix in (".cu", ".cuh", ".h")]
 
 
-@cache
-def _device_sources_hash(root: Path) -> str:
-    return tree_hash(root, _device_sources(root))
-
-
 def included_files(source: Path, root: Path = KERNEL) -> set[Path]:
     """``source`` and every project file that it includes, directly or not.
 
