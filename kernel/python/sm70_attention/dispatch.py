@@ -54,6 +54,8 @@ KV_DTYPES = ("fp16", "fp8_e4m3", "fp8_e5m2")
 MAX_GROUP = 16
 """Query heads that share one KV head, at most."""
 PAGE_MULTIPLE = 16
+MAX_CONTEXT = 1 << 20
+"""Longest context contract of any kernel, in tokens."""
 PAGED_MAX_QUERY = 16
 """Longest query that the paged kernel takes; longer ones are prefill."""
 
