@@ -8,10 +8,11 @@ import time
 
 import numpy as np
 
-from . import build, translate
+from . import build
 from .cubin import Cubin, Kernel
 from .device import DevArray, Device
 from .errors import SimError
+from .translate import translate
 
 CONST_BANKS = 18
 MAX_THREADS = 1024
@@ -117,13 +118,16 @@ class Module:
         return kernels[found[0]]
 
     def translation(self, kernel: Kernel) -> tuple:
-        """(library, translator) of a kernel, compiled on first use."""
+        """(library, Translation) of a kernel, compiled on first use."""
         if kernel.name not in self._translated:
             sizes = {b: len(v) for b, v in kernel.const.items()}
             sizes[0] = max(sizes.get(0, 0), kernel.param_base + kernel.param_size)
-            source, gen = translate.build(kernel, sizes)
+            translation = translate(kernel, sizes)
             defines = ("-DHMMA_EXACT=1",) if self.hmma_exact else ()
-            self._translated[kernel.name] = (build.kernel_library(source, defines), gen)
+            self._translated[kernel.name] = (
+                build.kernel_library(translation.source, defines),
+                translation,
+            )
         return self._translated[kernel.name]
 
     def pack_args(self, kernel: Kernel, args) -> bytes:
@@ -205,11 +209,11 @@ class Module:
         p.smem_bytes = kernel.static_smem + smem
         if p.smem_bytes > MAX_SHARED:
             raise SimError(f"{kernel.name}: {p.smem_bytes} bytes of shared memory exceed {MAX_SHARED}")
-        lib, gen = self.translation(kernel)
+        lib, translation = self.translation(kernel)
         ops = {i.op for i in kernel.instrs}
         deep = "CALL" in ops and ops & {"STL", "LDL"}
         p.local_bytes = (kernel.frame + (stack if deep else 0) + 15) // 16 * 16
-        p.nregs = max(kernel.regs, gen.maxreg + 1)
+        p.nregs = max(kernel.regs, translation.maxreg + 1)
         p.cta_begin, p.cta_end = ctas if ctas else (0, int(np.prod(p.grid)))
         p.max_live, p.quantum, p.max_insts, p.reverse = max_live, quantum, max_insts, int(reverse)
         p.gmem, p.gbase, p.gsize = self.dev.mem.ctypes.data, self.dev.base, self.dev.size

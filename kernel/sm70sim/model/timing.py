@@ -58,12 +58,8 @@ def table(k, io):
     for n, (i, x) in enumerate(zip(k.instrs, io)):
         r = t[n]
         r["stall"], r["yield"], r["wbar"], r["rbar"], r["wait"] = i.stall, i.yield_, i.wbar, i.rbar, i.wait
-        r["guarded"] = x["guarded"]
-        if x["mem"]:
-            r["bytes"], space = x["mem"]
-            r["rec"] = {1: 2, 2: 1, 3: 3}[space]
-        elif i.op == "BAR":
-            r["rec"] = 4
+        r["guarded"], r["bytes"] = x.guarded, x.nbytes
+        r["rec"] = ("none", "shared", "global", "local", "bar").index(x.record)
         op, lat, iv = i.op, 4, 2
         if op in ALU_OPS: c = "ALU"
         elif op in FMA_OPS: c = "FMA"
@@ -141,7 +137,7 @@ def run(mod, name, block, smem, bin, core=1380.0, mem=877.0, **over):
     _, g = mod.translation(k)
     l2, warm = over.pop("l2", "cold"), over.pop("warm", ())
     cfg = default_cfg(core, mem, int(over.pop("nsm", 80)), over.pop("dram_eff", 0.965))
-    tab = table(k, g.io)
+    tab = table(k, g.info)
     for op in list(over):
         if op.startswith("lat_") and op not in cfg:
             tab["lat"][tab["cls"] == CLS[op[4:].upper()]] = over.pop(op)

@@ -2,7 +2,7 @@
 #include <fenv.h>
 #include <math.h>
 
-#include "float.h"
+#include "double.h"
 #include "lanes.h"
 
 Ctx *g_ctx;
@@ -55,6 +55,16 @@ vf int_to_float_rounded(vu a, bool is_signed, int mode) {
   for (int i = 0; i < VL; i++) {
     volatile i64 x = is_signed ? (i64)(i32)a[i] : (i64)a[i];
     volatile float y = (float)x;
+    f[i] = y;
+  }
+  return f;
+}
+vf wide_to_float(V2 a, bool is_signed, int mode) {
+  HostRounding r(mode);
+  vf f{};
+  for (int i = 0; i < VL; i++) {
+    volatile u64 x = a.lo[i] | (u64)a.hi[i] << 32;
+    volatile float y = is_signed ? (float)(i64)x : (float)x;
     f[i] = y;
   }
   return f;
