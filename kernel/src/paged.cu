@@ -43,6 +43,7 @@ struct Shape {
   static constexpr int kMostRing = (RowTiles == 2 ? 32 : 64) / Kv::kBytes;
   static constexpr int kRing = kPvTokens < kMostRing ? kPvTokens : kMostRing;
   static constexpr int kSoftmaxTokens = kTokens / 32;       // of a lane
+  static constexpr int kSoftmaxRows = RowTiles == 6 ? 3 : RowTiles < 4 ? RowTiles : 4;
   // Shared memory. S pitch = 8 mod 32 words: stores of S are two-way conflicted at worst; P pitch
   // = 16 mod 128 bytes: eight rows of 16 bytes hit different banks.
   static constexpr int kScorePitch = kTokens + 8;           // floats
@@ -64,34 +65,51 @@ __device__ __forceinline__ int query_quad_dim(int quadpair, int quad) {
 }
 
 // Q in fragment order: 16 bytes (two quads) of lane l for chunk c and row tile j at
-// ((c * RowTiles + j) * 32 + l) * 16. Rows past the end are zero.
+// ((c * RowTiles + j) * 32 + l) * 16. Rows past the end are zero. Fetched early, stored late: the
+// cache bytes are asked for in between.
 template <int D, class Kv, int RowTiles>
-__device__ __forceinline__ void stage_queries(const PagedArgs& a, char* shared, int first_token,
-                                              int kv_head, int first_row, int rows) {
-  for (int i = threadIdx.x; i < D / 32 * RowTiles * 32; i += kPagedThreads) {
-    const Lane lane(i);
-    const int row = (i >> 5) % RowTiles * 8 + lane.operand_row();
-    const int chunk = (i >> 5) / RowTiles;
-    uint2 quads[2] = {make_uint2(0, 0), make_uint2(0, 0)};
-    if (row < rows) {
-      const int token = (first_row + row) / a.group;
-      const int head = kv_head * a.group + (first_row + row) - token * a.group;
-      const __half* q = static_cast<const __half*>(a.q) +
-                        (first_token + token) * a.q_token_stride + head * a.q_head_stride +
-                        chunk * 32;
+struct QueryStage {
+  static constexpr int kEntries = D / 32 * RowTiles * 32;
+  static constexpr int kPerThread = (kEntries + kPagedThreads - 1) / kPagedThreads;
+  uint2 quads[kPerThread][2];
+
+  __device__ __forceinline__ void fetch(const PagedArgs& a, int first_token, int kv_head,
+                                        int first_row, int rows) {
 #pragma unroll
-      for (int n = 0; n < 2; n++) {
-        const uint2 x =
-            *reinterpret_cast<const uint2*>(q + query_quad_dim<Kv>(lane.quadpair, n));
-        quads[n] = Kv::kEvenOddQuads ? make_uint2(__byte_perm(x.x, x.y, 0x5410),
-                                                  __byte_perm(x.x, x.y, 0x7632))
-                                     : x;
+    for (int n = 0; n < kPerThread; n++) {
+      const int i = threadIdx.x + n * kPagedThreads;
+      const Lane lane(i);
+      const int row = (i >> 5) % RowTiles * 8 + lane.operand_row();
+      const int chunk = (i >> 5) / RowTiles;
+      quads[n][0] = quads[n][1] = make_uint2(0, 0);
+      if (i < kEntries && row < rows) {
+        const int token = (first_row + row) / a.group;
+        const int head = kv_head * a.group + (first_row + row) - token * a.group;
+        const __half* q = static_cast<const __half*>(a.q) +
+                          (first_token + token) * a.q_token_stride + head * a.q_head_stride +
+                          chunk * 32;
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+          quads[n][m] = *reinterpret_cast<const uint2*>(q + query_quad_dim<Kv>(lane.quadpair, m));
       }
     }
-    *reinterpret_cast<uint4*>(shared + i * 16) =
-        make_uint4(quads[0].x, quads[0].y, quads[1].x, quads[1].y);
   }
-}
+
+  __device__ __forceinline__ void store(char* shared) const {
+#pragma unroll
+    for (int n = 0; n < kPerThread; n++) {
+      const int i = threadIdx.x + n * kPagedThreads;
+      uint2 x[2] = {quads[n][0], quads[n][1]};
+#pragma unroll
+      for (int m = 0; m < 2; m++)
+        if (Kv::kEvenOddQuads)
+          x[m] = make_uint2(__byte_perm(quads[n][m].x, quads[n][m].y, 0x5410),
+                            __byte_perm(quads[n][m].x, quads[n][m].y, 0x7632));
+      if (i < kEntries)
+        *reinterpret_cast<uint4*>(shared + i * 16) = make_uint4(x[0].x, x[0].y, x[1].x, x[1].y);
+    }
+  }
+};
 
 // Byte offsets of the groups of 16 tokens of a tile: x = K, y = V.
 __device__ __forceinline__ void look_up_group(const PagedArgs& a, ulonglong2* place, int entry,
@@ -141,12 +159,12 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
     look_up_group(a, &places[(tile & (S::kPlaceSlots - 1)) * S::kTileGroups + group], entry,
                   place_group(position >> 4, pages).row);
   };
+  QueryStage<D, Kv, RowTiles> queries;
+  queries.fetch(a, first_token, kv_head, first_row, rows);
   if (thread < 2 * S::kTileGroups) {
     const int tile = thread / S::kTileGroups, group = thread % S::kTileGroups;
     store_place(tile, group, table_entry(tile, group));
   }
-  stage_queries<D, Kv, RowTiles>(a, shared + S::kQueryOffset, first_token, kv_head, first_row,
-                                 rows);
   __syncthreads();
 
   // ---- K: this warp's tokens. With two token tiles the odd quadpairs take them in reverse order,
@@ -169,10 +187,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
       const unsigned char* p =
           k_head + place + mine * a.k_token_stride + lane.quadpair * 8;
 #pragma unroll
-      for (int i = 0; i < kKLoads; i++) {
-        k[u][i] = make_uint2(0, 0);
-        if (live) k[u][i] = load_stream64(p + i * 32);
-      }
+      for (int i = 0; i < kKLoads; i++) k[u][i] = load_stream64_if(live, p + i * 32);
     }
   };
 
@@ -184,23 +199,29 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
   const unsigned char* v_lane = a.v + static_cast<long long>(kv_head) * a.v_head_stride +
                                 (dim_warp * 32 + lane.quadpair * 8 + lane.g * 4) * Kv::kBytes +
                                 lane.t * a.v_token_stride;
-  auto load_value = [&](int tile, int ring, int i) {
-    const int token = token_part * S::kPvTokens + ring * S::kRing + i * 4;  // in the tile
+  constexpr int kGroupLoads = 4;  // of a group of 16 tokens
+  const long long v_step = 4LL * a.v_token_stride;
+  auto load_group = [&](int tile, int ring, int group) {
+    const int token = token_part * S::kPvTokens + ring * S::kRing + group * 16;  // in the tile
     const u64 place =
         places[(tile & (S::kPlaceSlots - 1)) * S::kTileGroups + (token >> 4)].y;
-    const unsigned char* p = v_lane + place + (i * 4 & 15) * a.v_token_stride;
-    v[i] = make_uint2(0, 0);
-    if (begin + tile * S::kTokens + token + lane.t < end) {
+    const unsigned char* p = v_lane + place;
+    const int left = end - (begin + tile * S::kTokens + token + lane.t);
+#pragma unroll
+    for (int i = 0; i < kGroupLoads; i++) {
       if (Kv::kBytes == 1)
-        v[i].x = load_stream32(p);
+        v[group * kGroupLoads + i].x = load_stream32_if(i * 4 < left, p);
       else
-        v[i] = load_stream64(p);
+        v[group * kGroupLoads + i] = load_stream64_if(i * 4 < left, p);
+      p += v_step;
     }
   };
 
   load_keys(0);
 #pragma unroll
-  for (int i = 0; i < kVLoads; i++) load_value(0, 0, i);
+  for (int g = 0; g < kVLoads / kGroupLoads; g++) load_group(0, 0, g);
+  queries.store(shared + S::kQueryOffset);
+  __syncthreads();
 
   const u32 query_base = shared_address(shared + S::kQueryOffset) + lane.id * 16;
   float* scores = reinterpret_cast<float*>(shared + S::kScoreOffset);
@@ -304,48 +325,72 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
     if (here < S::kTileGroups) next_entry = table_entry(tile + 2, here);
     const int tile_begin = begin + tile * S::kTokens;
     const bool masked = tile_begin + S::kTokens > seq_len - query_tokens + 1;
+    // Several rows at a time, so that their shuffles overlap. Rows past row_tiles in a group read
+    // what QK did not write; nobody uses what becomes of them.
 #pragma unroll
-    for (int j = 0; j < RowTiles; j++) {
-      if (j >= row_tiles) break;
-      const int row = j * 8 + softmax_warp;
-      const float* s = scores + row * S::kScorePitch + lane_id * S::kSoftmaxTokens;
-      float x[S::kSoftmaxTokens];
-      if constexpr (S::kSoftmaxTokens == 4) {
-        const float4 y = *reinterpret_cast<const float4*>(s);
-        x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-      } else {
-        const float2 y = *reinterpret_cast<const float2*>(s);
-        x[0] = y.x, x[1] = y.y;
+    for (int j0 = 0; j0 < RowTiles; j0 += S::kSoftmaxRows) {
+      if (j0 >= row_tiles) break;
+      float x[S::kSoftmaxRows][S::kSoftmaxTokens], top[S::kSoftmaxRows];
+#pragma unroll
+      for (int n = 0; n < S::kSoftmaxRows; n++) {
+        const int row = (j0 + n) * 8 + softmax_warp;
+        const float* s = scores + row * S::kScorePitch + lane_id * S::kSoftmaxTokens;
+        if constexpr (S::kSoftmaxTokens == 4) {
+          const float4 y = *reinterpret_cast<const float4*>(s);
+          x[n][0] = y.x, x[n][1] = y.y, x[n][2] = y.z, x[n][3] = y.w;
+        } else {
+          const float2 y = *reinterpret_cast<const float2*>(s);
+          x[n][0] = y.x, x[n][1] = y.y;
+        }
       }
       if (masked) {
-        const int last = seq_len - query_tokens + (first_row + row) / a.group;
         const int position = tile_begin + lane_id * S::kSoftmaxTokens;
 #pragma unroll
-        for (int i = 0; i < S::kSoftmaxTokens; i++)
-          if (position + i > last || position + i >= seq_len) x[i] = -__int_as_float(0x7f800000);
+        for (int n = 0; n < S::kSoftmaxRows; n++) {
+          const int row = first_row + (j0 + n) * 8 + softmax_warp;
+          const int last = min(seq_len - query_tokens + row / a.group, seq_len - 1);
+#pragma unroll
+          for (int i = 0; i < S::kSoftmaxTokens; i++)
+            if (position + i > last) x[n][i] = -__int_as_float(0x7f800000);
+        }
       }
-      float top = x[0];
 #pragma unroll
-      for (int i = 1; i < S::kSoftmaxTokens; i++) top = fmaxf(top, x[i]);
+      for (int n = 0; n < S::kSoftmaxRows; n++) {
+        top[n] = x[n][0];
 #pragma unroll
-      for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-      const float now = fmaxf(maximum[j], top * a.qk_scale);
-      const float factor = exp2_fast(maximum[j] - now);
-      maximum[j] = now;
-      rescale |= factor != 1.0f;
-      float total = 0;
-#pragma unroll
-      for (int i = 0; i < S::kSoftmaxTokens; i++) {
-        x[i] = exp2_fast(fmaf(x[i], a.qk_scale, -now));
-        total += x[i];
+        for (int i = 1; i < S::kSoftmaxTokens; i++) top[n] = fmaxf(top[n], x[n][i]);
       }
-      sum[j] = fmaf(sum[j], factor, total);
-      char* p = shared + S::kProbOffset + row * S::kProbPitch + lane_id * S::kSoftmaxTokens * 2;
-      if constexpr (S::kSoftmaxTokens == 4)
-        *reinterpret_cast<uint2*>(p) = make_uint2(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]));
-      else
-        *reinterpret_cast<u32*>(p) = pack_halves(x[0], x[1]);
-      if (lane_id == 0) factors[row] = factor;
+#pragma unroll
+      for (int d = 16; d; d >>= 1) {
+        float other[S::kSoftmaxRows];
+#pragma unroll
+        for (int n = 0; n < S::kSoftmaxRows; n++) other[n] = __shfl_xor_sync(~0u, top[n], d);
+#pragma unroll
+        for (int n = 0; n < S::kSoftmaxRows; n++) top[n] = fmaxf(top[n], other[n]);
+      }
+#pragma unroll
+      for (int n = 0; n < S::kSoftmaxRows; n++) {
+        const int j = j0 + n, row = j * 8 + softmax_warp;
+        const float now = fmaxf(maximum[j], top[n] * a.qk_scale);
+        const float factor = exp2_fast(maximum[j] - now);
+        maximum[j] = now;
+        rescale |= factor != 1.0f;
+        float total = 0;
+#pragma unroll
+        for (int i = 0; i < S::kSoftmaxTokens; i++) {
+          x[n][i] = exp2_fast(fmaf(x[n][i], a.qk_scale, -now));
+          total += x[n][i];
+        }
+        sum[j] = fmaf(sum[j], factor, total);
+        char* p =
+            shared + S::kProbOffset + row * S::kProbPitch + lane_id * S::kSoftmaxTokens * 2;
+        if constexpr (S::kSoftmaxTokens == 4)
+          *reinterpret_cast<uint2*>(p) =
+              make_uint2(pack_halves(x[n][0], x[n][1]), pack_halves(x[n][2], x[n][3]));
+        else
+          *reinterpret_cast<u32*>(p) = pack_halves(x[n][0], x[n][1]);
+        if (lane_id == 0) factors[row] = factor;
+      }
     }
     if (here < S::kTileGroups) store_place(tile + 2, here, next_entry);
     rescale = __syncthreads_or(rescale);
@@ -383,8 +428,8 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
             p[j] = load_shared128(prob_base + j * 8 * S::kProbPitch +
                                   (ring * S::kRing + (i + 2) * 4) * 2);
         }
-        load_value(next_tile, next_ring, i);
-        load_value(next_tile, next_ring, i + 1);
+        if (i % kGroupLoads == kGroupLoads - 2)
+          load_group(next_tile, next_ring, i / kGroupLoads);
       }
     }
   }

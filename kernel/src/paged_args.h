@@ -18,7 +18,11 @@ constexpr int kPagedMaxQueryTokens = 16;  // of a request
 constexpr int kPagedMaxGroup = 16;        // query heads of a KV head
 constexpr int kPagedSplitUnit = 128;      // tokens: a split is a whole number of these
 constexpr int kPagedMinUnits = 2;         // of a split, so that a partial result costs little
-constexpr int kPagedTargetCtas = 160;     // of one request: two on each of a V100's 80 SMs
+// Splits of one request, over all its KV heads and row chunks: CTAs for a V100's 80 SMs, where two
+// CTAs fit an SM up to kPagedNarrowRows query rows and one above that.
+constexpr int kPagedTargetCtas = 160;
+constexpr int kPagedTargetWideCtas = 80;
+constexpr int kPagedNarrowRows = 16;
 
 struct PagedArgs {
   const void* q;             // halves
@@ -56,8 +60,9 @@ struct PagedSplit {
 };
 
 SM70_BOTH int paged_max_splits(int query_tokens, int group, int kv_heads) {
-  const int chunks = paged_ceil_div(query_tokens * group, kPagedMaxRows);
-  const int target = kPagedTargetCtas / (kv_heads * chunks);
+  const int rows = query_tokens * group;
+  const int ctas = rows <= kPagedNarrowRows ? kPagedTargetCtas : kPagedTargetWideCtas;
+  const int target = ctas / (kv_heads * paged_ceil_div(rows, kPagedMaxRows));
   return target > 1 ? target : 1;
 }
 

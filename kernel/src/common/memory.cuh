@@ -29,6 +29,26 @@ __device__ __forceinline__ uint4 load_stream128(const void* p) {
   return v;
 }
 
+// The same, or zero where `live` is false: one predicated load, nothing that waits for it.
+__device__ __forceinline__ u32 load_stream32_if(bool live, const void* p) {
+  u32 v;
+  asm volatile(
+      "{.reg .pred live; setp.ne.u32 live,%2,0; mov.u32 %0,0;\n"
+      "@live ld.global.nc.L1::no_allocate.u32 %0,[%1];}"
+      : "=&r"(v)
+      : "l"(p), "r"(static_cast<u32>(live)));
+  return v;
+}
+__device__ __forceinline__ uint2 load_stream64_if(bool live, const void* p) {
+  uint2 v;
+  asm volatile(
+      "{.reg .pred live; setp.ne.u32 live,%3,0; mov.u32 %0,0; mov.u32 %1,0;\n"
+      "@live ld.global.nc.L1::no_allocate.v2.u32 {%0,%1},[%2];}"
+      : "=&r"(v.x), "=&r"(v.y)
+      : "l"(p), "r"(static_cast<u32>(live)));
+  return v;
+}
+
 // Shared memory by 32-bit address (what cvta gives): keeps addresses in one register, and the
 // volatile load stays where it is written, which is how fragments are fetched ahead of use.
 __device__ __forceinline__ u32 shared_address(const void* p) {
