@@ -15,6 +15,8 @@ MAX_ROWS = 64
 SPLIT_UNIT = 128
 MIN_UNITS = 2
 TARGET_CTAS = 160
+TARGET_WIDE_CTAS = 80
+NARROW_ROWS = 16
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -26,9 +28,10 @@ def row_splits(max_seq_len: int, max_query_len: int, group: int, kv_heads: int) 
     by_size = _ceil_div(_ceil_div(max_seq_len, SPLIT_UNIT), MIN_UNITS)
     most = 0
     for queries in range(1, max_query_len + 1):
-        chunks = _ceil_div(queries * group, MAX_ROWS)
-        target = max(1, TARGET_CTAS // (kv_heads * chunks))
-        most = max(most, queries * group * min(target, by_size))
+        rows = queries * group
+        ctas = TARGET_CTAS if rows <= NARROW_ROWS else TARGET_WIDE_CTAS
+        target = max(1, ctas // (kv_heads * _ceil_div(rows, MAX_ROWS)))
+        most = max(most, rows * min(target, by_size))
     return most
 
 
