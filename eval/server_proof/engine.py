@@ -58,8 +58,11 @@ class Engine:
             options.setdefault("compilation_config", {"cudagraph_mode": "FULL_AND_PIECEWISE"})
         if scenario.get("kv_gib"):
             options["kv_cache_memory_bytes"] = int(scenario["kv_gib"] * 2**30)
+        model = scratch / "models" / scenario["kind"]
+        if not (model / "tokenizer_config.json").exists():
+            write_model(model.parent, scenario["kind"])
         self.llm = LLM(
-            model=str(write_model(scratch / "models", scenario["kind"])),
+            model=str(model),
             load_format="dummy",
             dtype="float16",
             kv_cache_dtype=scenario["kv"],

@@ -1,0 +1,172 @@
+"""The engines of each part, as data. Full-attention layers: 4 in the dense model, 2 in the hybrid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RAGGED = [17, 33, 64, 100, 129, 255, 256, 300, 512, 777, 1000, 1500, 2047, 3000, 4000, 6000]
+SHORT = [200, 1000, 4000]
+LONG_LIMIT = 262144
+VERIFY = 8
+FULL_LAYERS = {"dense": 4, "hybrid": 2}
+
+MTP = {"method": "mtp", "num_speculative_tokens": VERIFY - 1}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": VERIFY - 1,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2,
+}
+
+
+def _dense(label: str, backend: str, kv: str, tasks: list[dict], **more: Any) -> dict[str, Any]:
+    return {
+        "label": label,
+        "kind": "dense",
+        "backend": backend,
+        "kv": kv,
+        "kv_gib": 2,
+        "max_model_len": 8192,
+        "tasks": tasks,
+    } | more
+
+
+def _hybrid(label: str, backend: str, kv: str, tasks: list[dict], **more: Any) -> dict[str, Any]:
+    return {
+        "label": label,
+        "kind": "hybrid",
+        "backend": backend,
+        "kv": kv,
+        "kv_gib": 8,
+        "max_model_len": LONG_LIMIT,
+        "tasks": tasks,
+    } | more
+
+
+def _teacher(*references: str) -> dict[str, Any]:
+    return {"task": "teacher", "lengths": [700, 3000], "references": list(references)}
+
+
+def _greedy(name: str, lengths: list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
+    return {"task": "greedy", "name": name, "lengths": lengths, "max_tokens": max_tokens} | more
+
+
+RAGGED_TASK = _greedy("ragged16", RAGGED, 64)
+SHUFFLED = _greedy("shuffled", SHORT, 16, shuffle=True)
+PLAIN = _greedy("plain", SHORT, 16)
+
+
+def dense() -> list[dict[str, Any]]:
+    """FP16 KV against two stock backends and FP32; FP8 KV against FP32 with such a cache."""
+    return [
+        _dense(
+            "dense-sm70-fp16",
+            "SM70_ATTN",
+            "auto",
+            [
+                _teacher("fp32"),
+                RAGGED_TASK,
+                PLAIN,
+                SHUFFLED,
+                _greedy("again", [4001, 2500], 32, repeat=2),
+            ],
+        ),
+        _dense("dense-flash-fp16", "FLASH_ATTN", "auto", [_teacher("fp32"), RAGGED_TASK, PLAIN]),
+        _dense("dense-triton-fp16", "TRITON_ATTN", "auto", [_teacher("fp32"), RAGGED_TASK]),
+        _dense(
+            "dense-sm70-e4m3",
+            "SM70_ATTN",
+            "fp8_e4m3",
+            [_teacher("fp32", "fp8_e4m3"), RAGGED_TASK],
+        ),
+        _dense(
+            "dense-sm70-e5m2",
+            "SM70_ATTN",
+            "fp8_e5m2",
+            [_teacher("fp32", "fp8_e5m2"), PLAIN],
+        ),
+        _dense("dense-triton-e4m3", "TRITON_ATTN", "fp8_e4m3", [_teacher("fp32", "fp8_e4m3")]),
+        # 16,384 tokens of cache for 21,000 of context: requests are preempted and resumed.
+        _dense(
+            "dense-sm70-preempted",
+            "SM70_ATTN",
+            "auto",
+            [RAGGED_TASK],
+            kv_gib=16384 * 4096 / 2**30,
+        ),
+    ]
+
+
+def hybrid() -> list[dict[str, Any]]:
+    """The GQA-6 hybrid with 7 drafts: bounded graphs, counters, the route on and off."""
+    waves = [
+        _greedy("c1", [9000], 48),
+        _greedy("c4", [5000] * 4, 32),
+        _greedy("ragged16", RAGGED, 32),
+        _greedy("again", [6600, 5000], 24, repeat=2),
+    ]
+    timing = [
+        {"task": "barrier", "name": "timing", "parties": 6, "seconds": 100},
+        {"task": "timing", "length": 32768, "requests": 4, "max_tokens": 33},
+    ]
+    return [
+        _hybrid(
+            "hybrid-sm70-fp16",
+            "SM70_ATTN",
+            "auto",
+            [_greedy("ragged16", RAGGED, 32), PLAIN, SHUFFLED, *timing[:1]],
+        ),
+        _hybrid(
+            "hybrid-flash-fp16",
+            "FLASH_ATTN",
+            "auto",
+            [_greedy("ragged16", RAGGED, 32), PLAIN, *timing[:1]],
+        ),
+        _hybrid("hybrid-sm70-e4m3-mtp", "SM70_ATTN", "fp8_e4m3", waves + timing, speculative=MTP),
+        _hybrid(
+            "hybrid-sm70-e4m3-mtp-nolong",
+            "SM70_ATTN",
+            "fp8_e4m3",
+            waves[:3] + timing,
+            speculative=MTP,
+            environment={"VLLM_SM70_LONG_ATTENTION": "0"},
+        ),
+        _hybrid(
+            "hybrid-triton-e4m3-mtp",
+            "TRITON_ATTN",
+            "fp8_e4m3",
+            waves[:2] + timing,
+            speculative=MTP,
+        ),
+        _hybrid(
+            "hybrid-sm70-e4m3-ngram",
+            "SM70_ATTN",
+            "fp8_e4m3",
+            [_greedy("repetitive", [6000] * 4, 48, repetitive=True), *timing[:1]],
+            speculative=NGRAM,
+        ),
+    ]
+
+
+def long() -> list[dict[str, Any]]:
+    """Contexts up to the service limit, the last step before it included."""
+    tasks = [
+        _greedy("c1-131072", [131072], 24),
+        _greedy("limit", [LONG_LIMIT - 24], 24),
+        _greedy("ragged", [100000, 3297, 40000, 9000], 24),
+    ]
+    return [
+        _hybrid("long-sm70-e4m3-mtp", "SM70_ATTN", "fp8_e4m3", tasks, speculative=MTP, kv_gib=12),
+        _hybrid(
+            "long-sm70-e4m3-mtp-nolong",
+            "SM70_ATTN",
+            "fp8_e4m3",
+            tasks,
+            speculative=MTP,
+            kv_gib=12,
+            environment={"VLLM_SM70_LONG_ATTENTION": "0"},
+        ),
+    ]
+
+
+PARTS = {"dense": dense, "hybrid": hybrid, "long": long}
