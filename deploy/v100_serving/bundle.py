@@ -118,7 +118,8 @@ def bundle(
         "files_sha256": _sha256(index),
         "artifact": artifact,
         "artifact_files": sorted([*manifest["files"], "manifest.json"]),
-        "artifact_hashes": {n: e["sha256"] for n, e in manifest["files"].items()},
+        "artifact_hashes": {n: e["sha256"] for n, e in manifest["files"].items()}
+        | {"manifest.json": digest},
         "manifest_sha256": digest,
         "flavour": flavour,
         "venv": f"{artifact}-{flavour}",

@@ -1,0 +1,1 @@
+"""Fake vLLM of the deployment tests; see cli.py."""

@@ -1,0 +1,173 @@
+"""The test hosts as Python objects: boot, SSH, HTTP, Ansible. Used by conftest.py and the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TESTBED = REPOSITORY / "tests" / "deploy" / "testbed" / "testbed.sh"
+KEY = "test-key-0123456789"
+
+
+@dataclass
+class Play:
+    """What one ansible-playbook run did."""
+
+    status: int
+    output: str
+
+    def recap(self, host: str) -> dict[str, int]:
+        """Counters of a host (ok, changed, failed, ...); empty when it was not reached."""
+        lines = re.findall(rf"^{host}\s+: (.*)$", self.output, re.M)
+        return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", lines[-1])} if lines else {}
+
+
+@dataclass
+class Hosts:
+    """Booted test hosts; `close` ends them, and so does any end of this process."""
+
+    state: Path
+    tag: str
+    network: str
+    reaper: subprocess.Popen[bytes]
+    environment: dict[str, str]
+    variables: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def boot(cls, count: int, tag: str, bind_read_only: list[Path]) -> Hosts:
+        """Boots `count` hosts, or raises RuntimeError with what the attempt printed."""
+        state = Path("/run") / f"v100-{tag}"
+        # one /24 of the benchmarking range (RFC 2544) for each run; its namespace has no way out
+        network = f"198.18.{os.getpid() % 250}"
+        environment = os.environ | {
+            "V100_TB_TAG": tag,
+            "V100_TB_STATE": str(state),
+            "V100_TB_NET": network,
+            "V100_TB_BIND_RO": " ".join(map(str, bind_read_only)),
+        }
+        # The reaper waits for the end of this pipe: an orderly close, Ctrl-C, a crash or SIGKILL of
+        # the tests all end in the same take-down.
+        reaper = subprocess.Popen(
+            [
+                "bash",
+                "-c",
+                f"trap '' INT TERM HUP; read -r _; exec {shlex.quote(str(TESTBED))} down",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment,
+        )
+        hosts = cls(state, tag, network, reaper, environment)
+        started = subprocess.run(
+            [TESTBED, "up", str(count)], env=environment, capture_output=True, text=True
+        )
+        print(started.stderr)
+        if started.returncode:
+            hosts.close()
+            raise RuntimeError(f"the test hosts do not boot:\n{started.stdout}{started.stderr}")
+        return hosts
+
+    def close(self) -> None:
+        """Takes the hosts down and waits for it."""
+        if self.reaper.stdin and not self.reaper.stdin.closed:
+            self.reaper.stdin.close()
+        self.reaper.wait(120)
+
+    def address(self, node: int) -> str:
+        """Address of a host."""
+        return f"{self.network}.1{node}"
+
+    def testbed(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """One command of testbed.sh."""
+        return subprocess.run(
+            [TESTBED, *command], env=self.environment, capture_output=True, text=True
+        )
+
+    def ssh(self, node: int, script: str, check: bool = True) -> str:
+        """Standard output of a shell script that runs as root on a host."""
+        done = self.testbed("ssh", str(node), f"sudo bash -c {shlex.quote(script)}")
+        if check and done.returncode:
+            raise AssertionError(f"on node{node}: {script}\n{done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def unit(self, node: int, name: str, *properties: str) -> dict[str, str]:
+        """Properties of a unit."""
+        text = self.ssh(node, f"systemctl show {name} -p {','.join(properties)}")
+        return dict(line.split("=", 1) for line in text.splitlines())
+
+    def http(
+        self,
+        node: int,
+        port: int,
+        path: str,
+        body: dict[str, object] | None = None,
+        key: str | None = KEY,
+        timeout: float = 30,
+    ) -> tuple[int, str]:
+        """(status, body) of a request from the controller's network; status 0: no answer."""
+        command = ["curl", "-sS", "-m", str(timeout), "-w", "\n%{http_code}"]
+        if key:
+            command += ["-H", f"Authorization: Bearer {key}"]
+        if body is not None:
+            command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+        url = f"http://{self.address(node)}:{port}{path}"
+        text = self.testbed("exec", *command, url).stdout
+        answer, _, status = text.rpartition("\n")
+        return int(status or 0), answer
+
+    def complete(self, node: int, port: int, model: str = "demo", **more: object) -> int:
+        """Status of a small completion."""
+        body = {"model": model, "prompt": [100, 101, 102], "max_tokens": 4, **more}
+        return self.http(node, port, "/v1/completions", body)[0]
+
+    def release(self, node: int, instance: str = "demo") -> str:
+        """Version of the release that is current on a host."""
+        text = self.ssh(node, f"cat /opt/vllm-v100/instances/{instance}/current/release.json")
+        return str(json.loads(text)["release"])
+
+    def play(self, playbook: str, *arguments: str, **variables: object) -> Play:
+        """Runs a playbook of deploy/ from the controller's network."""
+        command = [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            "-i",
+            str(self.state / "inventory.json"),
+            str(REPOSITORY / "deploy" / "playbooks" / f"{playbook}.yml"),
+            "-e",
+            json.dumps(self.variables | variables),
+            *arguments,
+        ]
+        done = subprocess.run(
+            [TESTBED, "exec", *command],
+            env=self.environment | {"ANSIBLE_CONFIG": str(REPOSITORY / "deploy" / "ansible.cfg")},
+            capture_output=True,
+            text=True,
+        )
+        return Play(done.returncode, done.stdout + done.stderr)
+
+    def write_inventory(self, instances: list[dict[str, object]], gateway: int, count: int) -> None:
+        """An inventory with every host a node, one of them a gateway as well."""
+        nodes = {f"node{i}": {"ansible_host": self.address(i)} for i in range(1, count + 1)}
+        inventory = {
+            "all": {
+                "vars": {
+                    "ansible_user": "deploy",
+                    "ansible_ssh_private_key_file": str(self.state / "key"),
+                    "ansible_ssh_common_args": f"-o UserKnownHostsFile={self.state}/known_hosts",
+                    "v100_api_key": KEY,
+                },
+                "children": {
+                    "v100_nodes": {"hosts": nodes, "vars": {"v100_instances": instances}},
+                    "v100_gateways": {"hosts": {f"node{gateway}": {}}},
+                },
+            }
+        }
+        (self.state / "inventory.json").write_text(json.dumps(inventory, indent=1))
