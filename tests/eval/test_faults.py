@@ -1,0 +1,596 @@
+"""What a gate does when a service, a node or a disk misbehaves: it says so and keeps what it has.
+
+Each test runs the real client against a real stand-in server process with one fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import EVAL, arms, profile, run
+from v100_gate import evidence, services, store, verdict
+from v100_gate.client import Client
+from v100_gate.errors import RefusedError, ServiceError, StorageError
+from v100_gate.runner import Run, judge_wave
+from v100_gate.schema import Arms, Limits, ProcessArm, Sampling
+from v100_gate.store import Store
+from v100_gate.traces import RequestTrace, WaveRecord
+
+ONE_WAVE = [
+    {
+        "name": "C4",
+        "concurrency": 4,
+        "input_tokens": 64,
+        "output_tokens": 32,
+        "shared_prefix_tokens": 32,
+        "warmups": 0,
+        "repeats": 1,
+    }
+]
+
+
+def short(**changes: object):
+    """A profile with one wave of four requests and no second try."""
+    fields = {"waves": ONE_WAVE} | changes
+    plan = profile(**fields)
+    plan.limits.max_extra_repeats = 0
+    return plan
+
+
+def records(folder: Path) -> list[WaveRecord]:
+    """All wave records of a run, by time."""
+    found = [
+        WaveRecord.model_validate_json(path.read_text())
+        for path in (folder / "run").glob("arms/*/start-*/waves/*.json")
+    ]
+    return sorted(found, key=lambda record: record.wall_started)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ({"refuse": {"2": 429}}, "refused", "HTTP 429"),
+        ({"refuse": {"1": 500}}, "refused", "HTTP 500"),
+        ({"close_early_at": 1}, "truncated", "without [DONE]"),
+        ({"short_at": 3}, "short", "29 token IDs came back, 32 were forced"),
+        ({"error_in_stream_at": 0}, "error", "engine failed"),
+        ({"stall_at": 2}, "stalled", "no byte for"),
+    ],
+    ids=["429", "500", "early close", "too few tokens", "error in stream", "stall"],
+)
+def test_a_broken_request_spoils_its_wave_and_nothing_else(
+    tmp_path: Path, fault: dict, status: str, words: str
+) -> None:
+    plan = short()
+    plan.limits.stall_s = 0.6
+    found = run(tmp_path, plan, arms(tmp_path, candidate=fault))
+    (record,) = records(tmp_path)
+    bad = [trace for trace in record.requests if trace.status != "ok"]
+    assert [trace.status for trace in bad] == [status]
+    assert words in bad[0].error
+    assert bad[0].request_id in record.invalid[0]
+    good = [trace for trace in record.requests if trace.status == "ok"]
+    assert [len(trace.token_ids) for trace in good] == [32, 32, 32]
+    judged = verdict.judge(found, {})
+    assert judged["verdict"] == "fail"
+    assert words in judged["checks"][0]["summary"]
+
+
+def test_a_spoiled_wave_is_repeated_not_averaged_in(tmp_path: Path) -> None:
+    plan = profile(waves=ONE_WAVE)
+    found = run(tmp_path, plan, arms(tmp_path, candidate={"refuse": {"2": 429}}))
+    assert [bool(record.invalid) for record in records(tmp_path)] == [True, False]
+    assert verdict.judge(found, {})["verdict"] == "pass"
+
+
+def test_a_death_mid_wave_names_the_requests_in_flight_and_keeps_what_came(tmp_path: Path) -> None:
+    plan = profile(waves=[ONE_WAVE[0] | {"name": "first"}, ONE_WAVE[0] | {"name": "second"}])
+    site = arms(tmp_path, candidate={"die_at": 5})
+    with pytest.raises(ServiceError) as caught:
+        run(tmp_path, plan, site)
+    text = str(caught.value)
+    assert "died during second-measured-1" in text
+    assert "candidate1-second-measured-1-1 (" in text
+    assert "SIGKILL" in text
+    first, second = records(tmp_path)
+    assert not first.invalid
+    broken = [trace for trace in second.requests if trace.status == "disconnected"]
+    assert broken and all(trace.chunks for trace in broken)
+    ended = json.loads((tmp_path / "run" / "run.json").read_text())["attempts"][-1]
+    assert ended["end"] == "failed"
+    # The stored part can be judged: it fails, and says why.
+    judged = verdict.judge(evidence.load(tmp_path / "run"), {})
+    assert judged["verdict"] == "fail"
+    assert "disconnected" in judged["checks"][0]["summary"]
+
+
+def test_the_command_exits_non_zero_after_a_death(tmp_path: Path) -> None:
+    plan = profile(waves=ONE_WAVE)
+    site = arms(tmp_path, candidate={"die_at": 1})
+    done = cli_run(tmp_path, plan, site)
+    assert done.returncode == 4, done.stdout
+    assert "in flight" in done.stdout
+    assert (tmp_path / "run" / "report.html").exists()
+    assert json.loads((tmp_path / "run" / "verdict.json").read_text())["verdict"] == "fail"
+
+
+def cli_run(tmp_path: Path, plan, site: Arms, *more: str) -> subprocess.CompletedProcess:
+    """The gate's `run` command as a process."""
+    (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
+    (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "v100_gate",
+            "run",
+            str(tmp_path / "profile.yaml"),
+            "--arms",
+            str(tmp_path / "arms.yaml"),
+            "--results",
+            str(tmp_path / "run"),
+            *more,
+        ],
+        env=os.environ | {"PYTHONPATH": str(EVAL), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_requests_admitted_late_spoil_the_wave(tmp_path: Path, monkeypatch) -> None:
+    opened = Client.__aenter__
+
+    async def late(self):
+        client = await opened(self)
+
+        async def before_send(index: int) -> None:
+            if index in (1, 2):
+                await asyncio.sleep(0.4)
+
+        client.before_send = before_send
+        return client
+
+    monkeypatch.setattr(Client, "__aenter__", late)
+    plan = short()
+    plan.limits.admission_skew_s = 0.2
+    run(tmp_path, plan, arms(tmp_path, candidate={}))
+    (record,) = records(tmp_path)
+    assert record.invalid[0].startswith("admitted over 0.")
+
+
+def test_a_jump_of_the_wall_clock_is_noted_and_touches_no_figure(tmp_path: Path) -> None:
+    class Jumpy:
+        """A wall clock that goes back an hour with every reading."""
+
+        def __init__(self) -> None:
+            self.now = time.time()
+
+        def __call__(self) -> float:
+            self.now -= 3600
+            return self.now
+
+    site = arms(tmp_path, candidate={})
+    asyncio.run(Run(tmp_path / "run", short(), site, wall=Jumpy()).execute())
+    (record,) = records(tmp_path)
+    assert not record.invalid
+    assert "wall clock jumped by -3600" in record.notes[0]
+    assert 0 < record.monotonic_seconds < 60
+
+
+def test_missing_counters_are_not_run_not_zero(tmp_path: Path) -> None:
+    lacking = {
+        "omit_counters": [
+            "spec_decode_num_drafts",
+            "spec_decode_num_draft_tokens",
+            "spec_decode_num_accepted_tokens",
+            "prefix_cache_hits",
+            "num_preemptions",
+        ]
+    }
+    plan = short(
+        checks={
+            name: {"required": True, "margin_points": 1.0}
+            for name in ("acceptance", "acceptance-counters", "prefix-hits", "preemptions")
+        }
+    )
+    found = run(tmp_path, plan, arms(tmp_path, control={}, candidate=lacking))
+    judged = verdict.judge(found, {})
+    assert {row["check"]: row["status"] for row in judged["checks"]} == {
+        "acceptance": "not-run",
+        "acceptance-counters": "not-run",
+        "prefix-hits": "not-run",
+        "preemptions": "not-run",
+    }
+    assert judged["verdict"] == "fail"
+
+
+def test_counters_that_go_back_spoil_the_wave(tmp_path: Path) -> None:
+    plan = short(waves=[ONE_WAVE[0] | {"repeats": 2}])
+    run(tmp_path, plan, arms(tmp_path, candidate={"reset_counters_at": 6}))
+    first, second = records(tmp_path)
+    assert not first.invalid
+    assert "counters went backwards: vllm:" in second.invalid[0]
+
+
+def test_a_wave_in_which_something_was_compiled_is_repeated(tmp_path: Path) -> None:
+    plan = profile(waves=ONE_WAVE, checks={"compile-events": {}, "complete": {}})
+    found = run(tmp_path, plan, arms(tmp_path, candidate={"compile_at": 1}))
+    first, second = records(tmp_path)
+    assert "compiled something" in first.invalid[0]
+    assert second.compile_events == []
+    assert verdict.judge(found, {})["verdict"] == "pass"
+
+
+def test_other_traffic_spoils_the_wave() -> None:
+    record = WaveRecord(
+        arm="candidate",
+        start=1,
+        service_start_id="x",
+        wave="C1",
+        kind="measured",
+        repeat=1,
+        concurrency=1,
+        wall_started=0,
+        wall_seconds=1,
+        monotonic_seconds=1,
+        requests=[
+            RequestTrace(
+                index=0,
+                request_id="r",
+                prompt_tokens=1,
+                prompt_sha256="",
+                max_tokens=1,
+                forced=True,
+                seed=0,
+                status="ok",
+            )
+        ],
+    )
+    record.counters.finished_requests = 3
+    judge_wave(record, Limits())
+    assert "the service finished 3 requests, the gate sent 1" in record.invalid[0]
+
+
+# --------------------------------------------------------------------------- the node
+
+
+def fake_program(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+GPU_ROW = "0, Tesla V100-SXM2-32GB, {used}, 32768, 1530, 877, 45.0, 300.00, 40, 0x0000000000000001"
+
+
+def test_a_foreign_process_on_the_gpu_is_refused(tmp_path: Path, monkeypatch) -> None:
+    fake_program(
+        tmp_path,
+        "nvidia-smi",
+        f'case "$1" in --query-compute-apps*) echo "{os.getpid()}, python3, 2048";; '
+        f'*) echo "{GPU_ROW.format(used=2048)}";; esac',
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    site = arms(tmp_path, candidate={})
+    site.hygiene.gpu = True
+    with pytest.raises(RefusedError) as caught:
+        run(tmp_path, short(), site)
+    assert "belongs to no arm uses a GPU" in str(caught.value)
+    assert f"pid {os.getpid()}" in str(caught.value)
+    assert not list((tmp_path / "run").glob("arms/*/start-*/waves/*"))
+
+
+def test_an_active_foreign_unit_is_refused(tmp_path: Path, monkeypatch) -> None:
+    fake_program(tmp_path, "systemctl", "echo active; echo inactive")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    site = arms(tmp_path, candidate={})
+    site.hygiene.stopped_units = ["public-api.service", "gateway.service"]
+    with pytest.raises(RefusedError, match=r"unit public-api\.service is active"):
+        run(tmp_path, short(), site)
+
+
+def test_gpu_snapshots_and_throttling_are_recorded(tmp_path: Path, monkeypatch) -> None:
+    hot = GPU_ROW.format(used=900).replace("0x0000000000000001", "0x0000000000000060")
+    fake_program(
+        tmp_path,
+        "nvidia-smi",
+        f'case "$1" in --query-compute-apps*) ;; *) echo "{hot}";; esac',
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    plan = short(
+        checks={"gpu-state": {}, "hygiene": {}},
+        waves=[ONE_WAVE[0] | {"output_tokens": 1024}],
+    )
+    site = arms(tmp_path, candidate={"round_s": 0.01})
+    site.hygiene.gpu = True
+    found = run(tmp_path, plan, site)
+    rows = {row["check"]: row for row in verdict.judge(found, {})["checks"]}
+    assert rows["hygiene"]["status"] == "pass"
+    assert rows["gpu-state"]["status"] == "fail"
+    assert "throttled" in rows["gpu-state"]["summary"]
+    csv = (tmp_path / "run" / "arms/candidate/start-1/gpu-loaded.csv").read_text()
+    assert csv.splitlines()[1].startswith("0,Tesla V100-SXM2-32GB,900,")
+
+
+def test_a_systemd_unit_is_started_measured_and_stopped(tmp_path: Path, monkeypatch) -> None:
+    """systemctl and journalctl are stand-ins; the server behind the unit is a real process."""
+    port = services.free_port()
+    state, log = tmp_path / "state", tmp_path / "journal"
+    state.write_text("inactive")
+    fake_program(
+        tmp_path,
+        "systemctl",
+        f'case "$1" in\n'
+        f"is-active) cat {state};;\n"
+        f"start) PYTHONPATH={EVAL} setsid {sys.executable} -m v100_gate.mockserver --port {port} "
+        f">{log} 2>&1 </dev/null & echo $! >{tmp_path}/pid; echo active >{state};;\n"
+        f"stop) kill $(cat {tmp_path}/pid); echo inactive >{state};;\nesac",
+    )
+    fake_program(tmp_path, "journalctl", f"cat {log}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    site = Arms.model_validate(
+        {
+            "schema": 1,
+            "arms": {
+                "candidate": {
+                    "kind": "systemd",
+                    "unit": "vllm.service",
+                    "url": f"http://127.0.0.1:{port}",
+                    "model": "mock",
+                }
+            },
+            "hygiene": {"gpu": False},
+        }
+    )
+    plan = short(checks={"complete": {}, "fresh-starts": {}, "compile-events": {}})
+    found = run(tmp_path, plan, site)
+    assert verdict.judge(found, {})["verdict"] == "pass"
+    assert found.candidate.starts[0].facts["kv_tokens"] == 1_000_000
+    assert state.read_text().strip() == "inactive"
+
+
+def test_a_unit_that_already_runs_is_no_fresh_start(tmp_path: Path, monkeypatch) -> None:
+    fake_program(tmp_path, "systemctl", "echo active")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    unit = {"kind": "systemd", "unit": "v.service", "url": "http://127.0.0.1:1", "model": "m"}
+    site = Arms.model_validate(
+        {"schema": 1, "arms": {"candidate": unit}, "hygiene": {"gpu": False}}
+    )
+    with pytest.raises(RefusedError, match="already active"):
+        run(tmp_path, short(), site)
+
+
+def test_a_url_arm_has_no_fresh_start(tmp_path: Path) -> None:
+    """A service that somebody else runs is measured, and the missing start is not-run."""
+
+    async def measure() -> None:
+        arm = arms(tmp_path, candidate={}).arms["candidate"]
+        server = services.ProcessService("outside", arm, Limits(), tmp_path / "outside.log")
+        await server.start()
+        try:
+            async with Client(server.url, "mock", Sampling(), Limits()) as client:
+                await server.wait_ready(client)
+            site = Arms.model_validate(
+                {
+                    "schema": 1,
+                    "arms": {"candidate": {"kind": "url", "url": server.url, "model": "mock"}},
+                    "hygiene": {"gpu": False},
+                }
+            )
+            plan = short(checks={"complete": {}, "fresh-starts": {}, "compile-events": {}})
+            await Run(tmp_path / "run", plan, site).execute()
+            assert server.dead() is None
+        finally:
+            await server.stop()
+
+    asyncio.run(measure())
+    rows = verdict.judge(evidence.load(tmp_path / "run"), {})["checks"]
+    assert {row["check"]: row["status"] for row in rows} == {
+        "complete": "pass",
+        "fresh-starts": "not-run",
+        "compile-events": "not-run",
+    }
+
+
+def test_a_failed_start_keeps_its_log_and_names_the_cause(tmp_path: Path) -> None:
+    words = "RuntimeError: Ninja is required to load C++ extensions"
+    site = arms(tmp_path, candidate={"fail_start": words})
+    with pytest.raises(ServiceError) as caught:
+        run(tmp_path, short(), site)
+    assert "ninja is not on the service's PATH" in str(caught.value)
+    log = tmp_path / "run" / "arms/candidate/start-1/service-1.log"
+    assert words in log.read_text()
+
+
+def test_kv_that_the_service_does_not_have_is_refused(tmp_path: Path) -> None:
+    site = arms(tmp_path, candidate={"kv_tokens": 100})
+    with pytest.raises(RefusedError, match=r"the KV cache holds 100 \(the service's log\)"):
+        run(tmp_path, short(), site)
+
+
+# --------------------------------------------------------------------------- interruption, disk
+
+
+def test_an_interrupted_run_is_continued_with_the_waves_it_has(tmp_path: Path) -> None:
+    plan = profile(schedule={"starts_per_arm": 1})
+    site = arms(tmp_path, control={}, candidate={"die_at": 9})
+    with pytest.raises(ServiceError):
+        run(tmp_path, plan, site)
+    before = {r.service_start_id for r in records(tmp_path)}
+    kept = [r for r in records(tmp_path) if not r.invalid]
+    # The same arms, repaired.
+    healed = arms(tmp_path, control={}, candidate={})
+    with pytest.raises(RefusedError, match="--resume"):
+        run(tmp_path, plan, healed)
+    found = run(tmp_path, plan, healed, resume=True)
+    after = [r for r in records(tmp_path) if not r.invalid]
+    assert {(r.service_start_id, r.wall_started) for r in kept} <= {
+        (r.service_start_id, r.wall_started) for r in after
+    }
+    assert len({r.service_start_id for r in after} - before) == 1  # the control was not restarted
+    judged = verdict.judge(found, {})
+    assert judged["verdict"] == "pass"
+    assert [a["resumed"] for a in found.run["attempts"]] == [False, True]
+    assert len(found.candidate.starts[0].processes) == 2
+
+
+def test_a_run_is_not_continued_with_another_profile(tmp_path: Path) -> None:
+    site = arms(tmp_path, candidate={})
+    run(tmp_path, short(), site)
+    other = short(sampling={"temperature": 0.5})
+    with pytest.raises(RefusedError, match="changed: sampling"):
+        run(tmp_path, other, site, resume=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupt_leaves_no_process_and_keeps_what_came(tmp_path: Path, number: int) -> None:
+    plan = short(waves=[ONE_WAVE[0] | {"output_tokens": 4000}])
+    site = arms(tmp_path, candidate={"round_s": 0.05, "ignore_sigterm": True})
+    plan.limits.stop_timeout_s = 1.0
+    (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
+    (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "v100_gate",
+            "run",
+            str(tmp_path / "profile.yaml"),
+            "--arms",
+            str(tmp_path / "arms.yaml"),
+            "--results",
+            str(tmp_path / "run"),
+        ],
+        env=os.environ | {"PYTHONPATH": str(EVAL)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    children = wait_for(lambda: servers(tmp_path))
+    wait_for(lambda: (tmp_path / "run" / "fixtures" / "wave-C4.json").exists())
+    time.sleep(1.0)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert not servers(tmp_path)
+    assert all(not Path(f"/proc/{pid}").exists() for pid in children)
+    (record,) = records(tmp_path)
+    assert "the gate was interrupted" in record.invalid
+    assert all(trace.status == "cancelled" and trace.chunks for trace in record.requests)
+
+
+def test_a_killed_gate_takes_its_service_along(tmp_path: Path) -> None:
+    plan = short(waves=[ONE_WAVE[0] | {"output_tokens": 4000}])
+    site = arms(tmp_path, candidate={"round_s": 0.05})
+    (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
+    (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "v100_gate", "run", str(tmp_path / "profile.yaml")]
+        + ["--arms", str(tmp_path / "arms.yaml"), "--results", str(tmp_path / "run")],
+        env=os.environ | {"PYTHONPATH": str(EVAL)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: servers(tmp_path))
+    wait_for(lambda: (tmp_path / "run" / "fixtures" / "wave-C4.json").exists())
+    process.kill()
+    process.wait()
+    wait_for(lambda: not servers(tmp_path))
+
+
+def servers(folder: Path) -> list[int]:
+    """Stand-in servers that were started from this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"v100_gate.mockserver" in line and str(folder).encode() in line:
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for(condition, seconds: float = 30.0):
+    """Poll until `condition` is true; returns its value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError("waited too long")
+
+
+def test_grandchildren_of_a_service_are_ended_too(tmp_path: Path) -> None:
+    script = "import subprocess, time; subprocess.Popen(['sleep', '300']); time.sleep(300)"
+    arm = ProcessArm(kind="process", model="m", command=[sys.executable, "-c", script])
+
+    async def life() -> int:
+        service = services.ProcessService("x", arm, Limits(stop_timeout_s=3), tmp_path / "log")
+        await service.start()
+        session = service.process.pid
+        for _ in range(100):
+            if len(services.session_members(session)) == 2:
+                break
+            await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("the grandchild did not appear")
+        await service.stop()
+        return session
+
+    assert services.session_members(asyncio.run(life())) == []
+
+
+class FullDisk:
+    """Writes fail with ENOSPC while the ballast is there, from the given call on."""
+
+    def __init__(self, root: Path, after: int, always: bool = False) -> None:
+        self.root, self.left, self.always, self.real = root, after, always, store._write_bytes
+
+    def __call__(self, path: Path, data: bytes) -> None:
+        if "/waves/" in path.as_posix():
+            self.left -= 1
+            if self.left < 0 and (self.always or (self.root / ".ballast").exists()):
+                path.write_bytes(data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.real(path, data)
+
+
+def test_a_full_disk_loses_no_wave(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store, "_write_bytes", FullDisk(tmp_path / "run", after=1))
+    plan = short(waves=[ONE_WAVE[0] | {"repeats": 3}])
+    site = arms(tmp_path, candidate={})
+    with pytest.raises(StorageError, match="C4-measured-2.json and everything before it are"):
+        run(tmp_path, plan, site)
+    assert [len(record.requests) for record in records(tmp_path)] == [4, 4]
+    assert not list((tmp_path / "run").rglob("*.partial"))
+    monkeypatch.undo()
+    found = run(tmp_path, plan, site, resume=True)
+    assert verdict.judge(found, {})["verdict"] == "pass"
+
+
+def test_a_disk_without_reserve_keeps_the_earlier_waves(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(store, "_write_bytes", FullDisk(tmp_path / "run", after=1, always=True))
+    plan = short(waves=[ONE_WAVE[0] | {"repeats": 3}])
+    with pytest.raises(StorageError, match="earlier records are complete"):
+        run(tmp_path, plan, arms(tmp_path, candidate={}))
+    assert len(records(tmp_path)) == 1
+    assert not list((tmp_path / "run").rglob("*.partial"))
+
+
+def test_too_little_space_is_refused_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="MiB free, the profile asks for"):
+        Store(tmp_path / "run").open(free_mib=1 << 40)
