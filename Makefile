@@ -31,7 +31,7 @@ verify: venv ## Re-hash a release (RELEASE=dist/...) and name what differs
 
 .PHONY: test
 test: venv ## Run the tests that need no GPU (under 30 minutes on two cores, cold)
-	@$(PY) -m pytest -q tests --ignore=tests/deploy
+	@$(PY) -m pytest -q tests --ignore=tests/deploy/hosts
 
 .PHONY: lint
 lint: venv ## Check formatting and lint: Python, shell, C++/CUDA, YAML
@@ -47,8 +47,52 @@ format: venv ## Rewrite the sources in the project's format
 
 .PHONY: lock
 lock: venv ## Write the lock files anew from requirements/*.in (needs uv on PATH)
-	@for name in dev serve-cpu serve-cuda; do \
+	@for name in dev deploy serve-cpu serve-cuda; do \
 	  flags="--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --python-version 3.11"; \
-	  case $$name in dev) flags="$$flags --universal";; serve-cpu) flags="$$flags --no-deps";; serve-cuda) flags="$$flags --exclude-newer 2026-04-28";; esac; \
+	  case $$name in dev|deploy) flags="$$flags --universal";; serve-cpu) flags="$$flags --no-deps";; serve-cuda) flags="$$flags --exclude-newer 2026-04-28";; esac; \
 	  uv pip compile -q $$flags requirements/$$name.in -o requirements/$$name.txt || exit 1; \
 	done
+
+# Deployment: Ansible in an environment of its own.
+DEPLOY_VENV := build/venv-deploy
+ANSIBLE = ANSIBLE_CONFIG=$(CURDIR)/deploy/ansible.cfg $(DEPLOY_VENV)/bin/ansible-playbook -i $(INVENTORY)
+RELEASE_VARS = -e release_dir=$(abspath $(RELEASE)) $(if $(WHEELHOUSE),-e release_wheelhouse=$(abspath $(WHEELHOUSE)))
+
+$(DEPLOY_VENV)/.ready: requirements/deploy.txt
+	python3 -m venv --clear $(DEPLOY_VENV) || { echo "error: python3 -m venv failed; apt-get install python3-venv" >&2; exit 1; }
+	$(DEPLOY_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/deploy.txt
+	@touch $@
+
+.PHONY: deploy-args
+deploy-args: $(DEPLOY_VENV)/.ready
+	@test -n "$(INVENTORY)" || { echo "error: say INVENTORY=FILE (start from deploy/inventory/example.yml)" >&2; exit 1; }
+
+.PHONY: release-args
+release-args: deploy-args
+	@test -f "$(RELEASE)/manifest.json" || { echo "error: say RELEASE=FOLDER, one that make build wrote" >&2; exit 1; }
+
+.PHONY: wheelhouse
+wheelhouse: $(DEPLOY_VENV)/.ready ## Fetch the wheels of a release's lock file (RELEASE=) into dist/wheelhouse
+	$(DEPLOY_VENV)/bin/pip download --require-hashes --no-deps -r $(RELEASE)/serve-cuda.txt -d dist/wheelhouse
+
+.PHONY: preflight
+preflight: release-args ## Check nodes and profiles against a release (INVENTORY=, RELEASE=, WHEELHOUSE=)
+	@$(ANSIBLE) deploy/playbooks/preflight.yml $(RELEASE_VARS) $(ARGS)
+
+.PHONY: deploy
+deploy: release-args ## Roll a release out: canary, gate, automatic return (INVENTORY=, RELEASE=, WHEELHOUSE=)
+	@$(ANSIBLE) deploy/playbooks/site.yml $(RELEASE_VARS) $(ARGS)
+
+.PHONY: gate-nodes rollback drain status
+gate-nodes: deploy-args ## Gate what runs on the nodes (INVENTORY=)
+	@$(ANSIBLE) deploy/playbooks/gate.yml $(ARGS)
+rollback: deploy-args ## Return the nodes to the release before (INVENTORY=, ARGS="--limit NODE")
+	@$(ANSIBLE) deploy/playbooks/rollback.yml $(ARGS)
+drain: deploy-args ## Take nodes out without losing a request (INVENTORY=, ARGS="--limit NODE"; -e v100_back=true)
+	@$(ANSIBLE) deploy/playbooks/drain.yml $(ARGS)
+status: deploy-args ## Show release, hashes, routes, KV budget and last gate of the nodes (INVENTORY=)
+	@$(ANSIBLE) deploy/playbooks/status.yml $(ARGS)
+
+.PHONY: test-deploy
+test-deploy: $(DEPLOY_VENV)/.ready ## Deploy onto booted systemd hosts (root; under 15 minutes)
+	@tests/deploy/run.sh $(DEPLOY_VENV) $(ARGS)
