@@ -12,9 +12,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
 for extension in ("vllm._C", "vllm._C_stable_libtorch"):  # CPU builds of them may not fit
     sys.modules.setdefault(extension, types.ModuleType(extension))
 

@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
-
-from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode  # noqa: E402
-from vllm.forward_context import BatchDescriptor  # noqa: E402
-from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher  # noqa: E402
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
+import torch
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
+from vllm.forward_context import BatchDescriptor
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
 BOUND = 262144

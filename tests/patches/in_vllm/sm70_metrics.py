@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import logging
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("vllm")
-
 import msgspec
+import pytest
 from vllm.v1.attention import route_stats as module
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
