@@ -49,11 +49,11 @@ def run_engines(
             (scratch / f"{label}.scenario").write_text(json.dumps(scenario))
             command = [sys.executable, "-m", "server_proof.engine"]
             command += [str(scratch / f"{label}.scenario"), str(scratch / f"{label}.json")]
-            log = open(scratch / f"{label}.log", "w")
             started[label] = time.time()
-            running[label] = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            with open(scratch / f"{label}.log", "w") as log:
+                running[label] = subprocess.Popen(
+                    command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                )
         for label, process in list(running.items()):
             if process.poll() is None and time.time() > until:
                 os.killpg(process.pid, 9)

@@ -1,4 +1,4 @@
-"""The engines of each part, as data. Full-attention layers: 4 in the dense model, 2 in the hybrid."""
+"""The engines of each part, as data. The dense model has 4 full-attention layers, the hybrid 2."""
 
 from __future__ import annotations
 
