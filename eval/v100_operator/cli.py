@@ -1,0 +1,139 @@
+"""The command line: check, bench, verify."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import evidence, ops
+
+sys.path.append(str(evidence.KERNEL / "python"))
+
+
+def _library(path: Path):
+    """Loads the library; refuses one that was not built from this tree."""
+    from sm70_attention import library
+
+    info = library.read_info(path)
+    tree = library.source_tree_hash(evidence.KERNEL)
+    if info.source_sha256 != tree:
+        raise SystemExit(
+            f"error: {path.name} was built from sources {info.source_sha256[:16]} and this tree is "
+            f"{tree[:16]}: evidence would name the wrong sources; build the library again"
+        )
+    return library.load(path)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    info = _library(arguments.library)
+    from .check import check_case
+
+    op = ops.get(arguments.op)
+    rows, failed = [], 0
+    start = time.monotonic()
+    for number, case in enumerate(op.cases):
+        if arguments.only and arguments.only not in case.name:
+            continue
+        result = check_case(op, case, 100 + number)
+        failed += bool(result.failures)
+        rows.append(
+            {
+                "case": {k: v for k, v in vars(case).items()},
+                "max_error": result.max_error,
+                "l2_error": result.l2_error,
+                "failures": result.failures,
+            }
+        )
+        error = "-" if result.max_error is None else f"{result.max_error:.2e}"
+        print(f"{'FAIL' if result.failures else 'ok':5}{error:>10}  {case.name}", flush=True)
+        for failure in result.failures:
+            print(f"      {failure}", flush=True)
+    seconds = time.monotonic() - start
+    worst = max((r["max_error"] for r in rows if r["max_error"] is not None), default=0.0)
+    print(f"{len(rows)} cases, {failed} failed, largest error {worst:.2e}, {seconds:.0f} s")
+    content = evidence.header(op.name, "check", arguments.library, info)
+    content |= {
+        "passed": failed == 0 and bool(rows) and not arguments.only,
+        "limits": {"max_error": op.max_error, "l2_error": op.l2_error},
+        "seconds": round(seconds, 1),
+        "cases": rows,
+    }
+    evidence.write(arguments.out, content)
+    return int(failed > 0 or not rows)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    info = _library(arguments.library)
+    from .bench import PAIRS, REPLAYS, WORKING_SETS, time_shape
+
+    op = ops.get(arguments.op)
+    print(f"{'shape':16}{'median ms':>11}{'GB/s':>8}{'control ms':>12}{'ratio':>8}")
+    rows = []
+    for shape in op.bench:
+        if arguments.only and arguments.only not in shape.name:
+            continue
+        t = time_shape(op, shape)
+        control = t.control_median_ms
+        ratio = t.median_ms / control if control else None
+        tail = f"{control:12.3f}{ratio:8.2f}" if ratio else ""
+        print(f"{t.name:16}{t.median_ms:11.3f}{t.gigabytes_per_second:8.0f}{tail}", flush=True)
+        rows.append(
+            {
+                "shape": t.name,
+                "case": vars(shape.case),
+                "kv_bytes": t.kv_bytes,
+                "median_ms": t.median_ms,
+                "samples_ms": t.op_ms,
+                "control": t.control,
+                "control_median_ms": control,
+                "control_samples_ms": t.control_ms,
+            }
+        )
+    content = evidence.header(op.name, "bench", arguments.library, info)
+    content |= {
+        "passed": bool(rows) and not arguments.only,
+        "working_sets": WORKING_SETS,
+        "pairs": PAIRS,
+        "replays": REPLAYS,
+        "shapes": rows,
+    }
+    evidence.write(arguments.out, content)
+    return int(not rows)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    findings = evidence.verify(arguments.folder)
+    for f in findings:
+        print(f"{'stale' if f.problem else 'good':6} {f.op:8} {f.kind:6} {f.file}", end="")
+        print(f": {f.problem}" if f.problem else "")
+    bad = [f for f in findings if f.problem]
+    if bad:
+        print(
+            "run `python -m v100_operator check` (and bench) again on a GPU with a validation "
+            "build of this tree, and commit what it writes"
+        )
+    return int(bool(bad))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0 when all is well, 1 when something failed."""
+    parser = argparse.ArgumentParser(prog="v100_operator", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    for name, function, text in (
+        ("check", _check, "compare an op with the FP64 oracle and with itself"),
+        ("bench", _bench, "time an op by graph replay"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--op", required=True, choices=ops.NAMES)
+        command.add_argument("--library", required=True, type=Path, help="_vllm_fa2_C.abi3.so")
+        command.add_argument("--out", required=True, type=Path, help="the JSON file to write")
+        command.add_argument("--only", help="cases or shapes whose name contains this")
+        command.set_defaults(run=function)
+    command = commands.add_parser("verify", help="whether evidence belongs to this tree's sources")
+    command.add_argument("folder", type=Path)
+    command.set_defaults(run=_verify)
+    parsed = parser.parse_args(arguments)
+    return parsed.run(parsed)
