@@ -14,7 +14,19 @@ See docs/sm70sim.md and docs/v100-model.md.
 from .cubin import Cubin
 from .device import DevArray, Device
 from .errors import SimError, UnknownInstruction
-from .model import measure, report
+from .model import L2State, Timing, measure, report
 from .module import LaunchResult, Module
 
-__all__ = ["Cubin", "DevArray", "Device", "LaunchResult", "Module", "SimError", "UnknownInstruction", "measure", "report"]
+__all__ = [
+    "Cubin",
+    "DevArray",
+    "Device",
+    "L2State",
+    "LaunchResult",
+    "Module",
+    "SimError",
+    "Timing",
+    "UnknownInstruction",
+    "measure",
+    "report",
+]

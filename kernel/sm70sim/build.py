@@ -13,8 +13,14 @@ from . import toolchain
 from .errors import SimError
 
 RUNTIME = Path(__file__).parent / "runtime"
-_COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno")
-_WARN = ("-w", "-Wno-psabi")
+_COMMON = (
+    "-std=c++17",
+    "-fPIC",
+    "-w",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+)
 
 
 def arch_flags() -> tuple[str, ...]:
@@ -22,7 +28,7 @@ def arch_flags() -> tuple[str, ...]:
     return tuple(os.environ.get("SM70SIM_CXXFLAGS", "-march=native").split())
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiler_id(cxx: str, flags: tuple[str, ...]) -> str:
     """Version and, because of -march=native, the target macros of the compiler."""
     run = subprocess.run(
@@ -57,44 +63,44 @@ def _headers() -> list[bytes]:
     return [p.read_bytes() for p in sorted(RUNTIME.glob("*.h"))]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _runtime_object(name: str, flags: tuple[str, ...]) -> Path:
     source = RUNTIME / name
-    args = ["-O2", *_COMMON, *_WARN, *flags]
-    return cached(
-        f"{source.stem}.o",
-        [*_headers(), source.read_bytes()],
-        args,
-        lambda out: _compile([*args, "-c", str(source), "-o", str(out)], name),
-    )
+    args = ["-O2", *_COMMON, *flags]
+
+    def make(out: Path) -> None:
+        _compile([*args, "-c", str(source), "-o", str(out)], name)
+
+    return cached(f"{source.stem}.o", [*_headers(), source.read_bytes()], args, make)
 
 
 def kernel_library(source: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The shared library of one translated kernel."""
-    flags = (*arch_flags(), *defines)
-    objects = [_runtime_object(n, arch_flags()) for n in ("runtime.cpp", "scheduler.cpp", "trace.cpp")]
-    args = ["-O1", *_COMMON, *_WARN, *flags, "-I", str(RUNTIME)]
+    """The shared library of one translated kernel; defines: for the runtime."""
+    runtime = sorted(p.name for p in RUNTIME.glob("*.cpp"))
+    objects = [_runtime_object(name, (*arch_flags(), *defines)) for name in runtime]
+    args = ["-O1", *_COMMON, *arch_flags(), "-I", str(RUNTIME), "-shared", "-Wl,-Bsymbolic"]
 
     def make(out: Path) -> None:
         cpp = out.with_suffix(".cpp")
         cpp.write_text(source)
         try:
-            _compile(
-                [*args, "-shared", "-Wl,-Bsymbolic", str(cpp), *map(str, objects), "-o", str(out)], str(cpp)
-            )
+            _compile([*args, str(cpp), *map(str, objects), "-o", str(out)], str(cpp))
         finally:
             cpp.unlink()
 
-    runtime = [(RUNTIME / n).read_bytes() for n in ("runtime.cpp", "scheduler.cpp", "trace.cpp")]
-    return ctypes.CDLL(str(cached("kernel.so", [source.encode(), *_headers(), *runtime], args, make)))
+    key = [source.encode(), *(o.name.encode() for o in objects), *_headers()]
+    return ctypes.CDLL(str(cached("kernel.so", key, args, make)))
 
 
-def plain_library(source: Path, headers: list[Path] = ()) -> ctypes.CDLL:
-    """A shared library of one C++ file (the cycle model)."""
-    args = ["-O2", *_COMMON, *_WARN, *arch_flags()]
-    contents = [source.read_bytes(), *(h.read_bytes() for h in headers)]
+def plain_library(folder: Path) -> ctypes.CDLL:
+    """A shared library of the C++ sources of a folder (the cycle model)."""
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".h", ".cpp"))
+    sources = [str(p) for p in files if p.suffix == ".cpp"]
+    args = ["-O2", *_COMMON, *arch_flags(), "-shared"]
 
     def make(out: Path) -> None:
-        _compile([*args, "-shared", str(source), "-o", str(out)], source.name)
+        _compile([*args, *sources, "-o", str(out)], folder.name)
 
-    return ctypes.CDLL(str(cached(f"{source.stem}.so", contents, args, make)))
+    return ctypes.CDLL(
+        str(cached(f"{folder.name}.so", [p.read_bytes() for p in files], args, make))
+    )

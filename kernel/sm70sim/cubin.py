@@ -72,15 +72,15 @@ def _sections(data: bytes) -> list[_Section]:
         raise SimError(f"not an sm_70 cubin: it is for sm_{flags & 0xFF}")
     offset = struct.unpack_from("<Q", data, 0x28)[0]
     entry_size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * entry_size) for i in range(count)]
+    headers = [
+        struct.unpack_from("<IIQQQQIIQQ", data, offset + i * entry_size) for i in range(count)
+    ]
 
     def contents(h) -> bytes:
         return b"" if h[1] == _NOBITS else data[h[4] : h[4] + h[5]]
 
     names = contents(headers[names_index])
-    return [
-        _Section(_c_string(names, h[0]), h[1], h[5], h[6], h[7], contents(h)) for h in headers
-    ]
+    return [_Section(_c_string(names, h[0]), h[1], h[5], h[6], h[7], contents(h)) for h in headers]
 
 
 def _symbols(sections: list[_Section]) -> list[_Symbol]:

@@ -76,9 +76,7 @@ def _instr(address: str, text: str, word: str, idx: int) -> Instr:
     pred, opcode, rest = _TEXT.match(text).groups()
     name, *mods = opcode.split(".")
     args = _split_args(rest)
-    return Instr(
-        int(address, 16), text, pred or "PT", opcode, name, mods, args, int(word, 16), idx
-    )
+    return Instr(int(address, 16), text, pred or "PT", opcode, name, mods, args, int(word, 16), idx)
 
 
 def nvdisasm_text(cubin: bytes) -> str:

@@ -26,7 +26,10 @@ class _Params(ctypes.Structure):
     _fields_ = [
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
-        *((n, ctypes.c_uint32) for n in ("smem_bytes", "local_bytes", "nregs", "cta_begin", "cta_end", "max_live")),
+        *(
+            (n, ctypes.c_uint32)
+            for n in ("smem_bytes", "local_bytes", "nregs", "cta_begin", "cta_end", "max_live")
+        ),
         ("gmem", ctypes.c_void_p),
         ("gbase", ctypes.c_uint64),
         ("gsize", ctypes.c_uint64),
@@ -63,7 +66,7 @@ class LaunchResult:
     def by_op(self) -> dict[str, int]:
         """Executed warp instructions by opcode, most first."""
         out: dict[str, int] = {}
-        for ins, n in zip(self.kernel.instrs, self.count):
+        for ins, n in zip(self.kernel.instrs, self.count, strict=True):
             if n:
                 out[ins.op] = out.get(ins.op, 0) + int(n)
         return dict(sorted(out.items(), key=lambda kv: -kv[1]))
@@ -76,12 +79,12 @@ class LaunchResult:
 
     def mem_table(self) -> list[tuple[int, str, int, int, int]]:
         """(address, text, executions, lanes, sectors or wavefronts) per memory instruction."""
-        rows = zip(self.kernel.instrs, self.count, self.lanes, self.sectors)
+        rows = zip(self.kernel.instrs, self.count, self.lanes, self.sectors, strict=True)
         return [(i.pc, i.text, int(c), int(n), int(s)) for i, c, n, s in rows if c and s]
 
 
 def _triple(x) -> tuple[int, int, int]:
-    return tuple(int(v) for v in (list(np.atleast_1d(x)) + [1, 1, 1])[:3])
+    return tuple(int(v) for v in [*np.atleast_1d(x), 1, 1, 1][:3])
 
 
 class Module:
@@ -138,7 +141,7 @@ class Module:
         if len(args) != len(kernel.params):
             raise SimError(f"{kernel.name} takes {len(kernel.params)} arguments, {len(args)} given")
         buf = bytearray(kernel.param_size)
-        for n, ((offset, size), arg) in enumerate(zip(kernel.params, args)):
+        for n, ((offset, size), arg) in enumerate(zip(kernel.params, args, strict=True)):
             if isinstance(arg, DevArray):
                 raw = int(arg.addr).to_bytes(8, "little")
             elif isinstance(arg, (bytes, bytearray)):
@@ -203,12 +206,19 @@ class Module:
         threads = int(np.prod(p.block))
         warps = (threads + 31) // 32
         if not 0 < threads <= MAX_THREADS:
-            raise SimError(f"{kernel.name}: {threads} threads in a block; 1 to {MAX_THREADS} can run")
+            raise SimError(
+                f"{kernel.name}: {threads} threads in a block; 1 to {MAX_THREADS} can run"
+            )
         if kernel.regs * warps * 32 > REGISTER_FILE:
-            raise SimError(f"{kernel.name}: {kernel.regs} registers x {threads} threads exceed the register file")
+            raise SimError(
+                f"{kernel.name}: {kernel.regs} registers x {threads} threads exceed the "
+                "register file"
+            )
         p.smem_bytes = kernel.static_smem + smem
         if p.smem_bytes > MAX_SHARED:
-            raise SimError(f"{kernel.name}: {p.smem_bytes} bytes of shared memory exceed {MAX_SHARED}")
+            raise SimError(
+                f"{kernel.name}: {p.smem_bytes} bytes of shared memory exceed {MAX_SHARED}"
+            )
         lib, translation = self.translation(kernel)
         ops = {i.op for i in kernel.instrs}
         deep = "CALL" in ops and ops & {"STL", "LDL"}

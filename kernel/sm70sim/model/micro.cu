@@ -6,10 +6,11 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 
 // ---- global memory
-ENTRY copy(const float4 *a, float4 *b, int n) {
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) b[i] = a[i];
+ENTRY copy(const float4* a, float4* b, int n) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    b[i] = a[i];
 }
-ENTRY read_only(const float4 *a, float *b, int n) {
+ENTRY read_only(const float4* a, float* b, int n) {
   float s = 0;
   const int step = gridDim.x * blockDim.x;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step * 4) {
@@ -19,12 +20,12 @@ ENTRY read_only(const float4 *a, float *b, int n) {
   }
   if (s == 1.2345f) b[0] = s;
 }
-ENTRY chase(const u64 *p, u64 *out, int n) {
-  for (int i = 0; i < n; i++) p = (const u64 *)*p;
+ENTRY chase(const u64* p, u64* out, int n) {
+  for (int i = 0; i < n; i++) p = (const u64*)*p;
   out[0] = (u64)p;
 }
 // every block of 256 threads reads the same n floats, again and again
-ENTRY block_sum(float *a, const float *__restrict__ b, int n, int iterations, int zero) {
+ENTRY block_sum(float* a, const float* __restrict__ b, int n, int iterations, int zero) {
   float s = 0;
   b += threadIdx.x;
   for (int it = 0; it < iterations; it++) {
@@ -45,8 +46,9 @@ ENTRY block_sum(float *a, const float *__restrict__ b, int n, int iterations, in
         "+f"(c[7])                                                                          \
       : "r"(a0), "r"(a1), "r"(b0), "r"(b1))
 template <int CHAINS>
-__device__ void mma(const u32 *a, float *out, int n) {
-  u32 a0 = a[threadIdx.x], a1 = a[threadIdx.x + 1], b0 = a[threadIdx.x + 2], b1 = a[threadIdx.x + 3];
+__device__ void mma(const u32* a, float* out, int n) {
+  u32 a0 = a[threadIdx.x], a1 = a[threadIdx.x + 1], b0 = a[threadIdx.x + 2],
+      b1 = a[threadIdx.x + 3];
   float c[CHAINS][8] = {};
   for (int i = 0; i < n; i++) {
     UNROLL for (int j = 0; j < 16; j++) MMA32(c[j % CHAINS]);
@@ -55,13 +57,13 @@ __device__ void mma(const u32 *a, float *out, int n) {
   UNROLL for (int j = 0; j < 8 * CHAINS; j++) s += c[j / 8][j & 7];
   out[blockIdx.x * blockDim.x + threadIdx.x] = s;
 }
-ENTRY hmma(const u32 *a, float *out, int n) { mma<4>(a, out, n); }
-ENTRY hmma_dependent(const u32 *a, float *out, int n) { mma<1>(a, out, n); }
+ENTRY hmma(const u32* a, float* out, int n) { mma<4>(a, out, n); }
+ENTRY hmma_dependent(const u32* a, float* out, int n) { mma<1>(a, out, n); }
 
 // ---- shared memory
 // stride in words between lanes; WIDTH words a lane
 template <class T>
-__device__ void lds(float *out, int n, int stride) {
+__device__ void lds(float* out, int n, int stride) {
   __shared__ float s[8192];
   for (int i = threadIdx.x; i < 8192; i += blockDim.x) s[i] = i;
   __syncthreads();
@@ -71,22 +73,22 @@ __device__ void lds(float *out, int n, int stride) {
     UNROLL for (int j = 0; j < 16; j++) {
       u32 v[4] = {};
       if (sizeof(T) == 16)
-        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+        asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3},[%4];"
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                      : "r"(p + j * 16));
       else
-        asm volatile("ld.shared.u32 %0,[%1];" : "=r"(v[0]) : "r"(p + j * 4));
-      x ^= v[0] ^ v[1] ^ v[2] ^ v[3];
+        asm volatile("ld.volatile.shared.u32 %0,[%1];" : "=r"(v[0]) : "r"(p + j * 4));
+      x ^= v[0];
     }
   }
   out[blockIdx.x * blockDim.x + threadIdx.x] = x;
 }
-ENTRY lds128(float *out, int n) { lds<float4>(out, n, 4); }
-ENTRY lds32(float *out, int n) { lds<float>(out, n, 1); }
-ENTRY lds32_conflict2(float *out, int n) { lds<float>(out, n, 2); }
-ENTRY lds32_conflict4(float *out, int n) { lds<float>(out, n, 4); }
-ENTRY lds32_conflict32(float *out, int n) { lds<float>(out, n, 32); }
-ENTRY lds_chase(int *out, int n) {
+ENTRY lds128(float* out, int n) { lds<float4>(out, n, 4); }
+ENTRY lds32(float* out, int n) { lds<float>(out, n, 1); }
+ENTRY lds32_conflict2(float* out, int n) { lds<float>(out, n, 2); }
+ENTRY lds32_conflict4(float* out, int n) { lds<float>(out, n, 4); }
+ENTRY lds32_conflict32(float* out, int n) { lds<float>(out, n, 32); }
+ENTRY lds_chase(int* out, int n) {
   __shared__ int s[1024];
   for (int i = threadIdx.x; i < 1024; i += blockDim.x) s[i] = (i * 4 + 128) & 4095;
   __syncthreads();
@@ -99,7 +101,7 @@ ENTRY lds_chase(int *out, int n) {
 
 // ---- arithmetic: eight chains for the rate, one for the latency
 template <int CHAINS, class T, class F>
-__device__ void chains(T *out, int n, T seed, F f) {
+__device__ void chains(T* out, int n, T seed, F f) {
   T a[CHAINS];
   UNROLL for (int j = 0; j < CHAINS; j++) a[j] = seed;
   for (int i = 0; i < n; i++) {
@@ -108,23 +110,23 @@ __device__ void chains(T *out, int n, T seed, F f) {
   UNROLL for (int j = 1; j < CHAINS; j++) a[0] = a[0] + a[j];
   out[blockIdx.x * blockDim.x + threadIdx.x] = a[0];
 }
-#define RATE_AND_LATENCY(name, T, TEXT, C)                                                         \
-  ENTRY name##_rate(T *out, int n, T k) {                                                          \
-    chains<8>(out, n, (T)threadIdx.x, [k](T &a) { asm volatile(TEXT : "+" C(a) : C(k)); });        \
-  }                                                                                                \
-  ENTRY name##_latency(T *out, int n, T k) {                                                       \
-    chains<1>(out, n, (T)threadIdx.x, [k](T &a) { asm volatile(TEXT : "+" C(a) : C(k)); });        \
+#define RATE_AND_LATENCY(name, T, TEXT, C)                                                  \
+  ENTRY name##_rate(T* out, int n, T k) {                                                   \
+    chains<8>(out, n, (T)threadIdx.x, [k](T& a) { asm volatile(TEXT : "+" C(a) : C(k)); }); \
+  }                                                                                         \
+  ENTRY name##_latency(T* out, int n, T k) {                                                \
+    chains<1>(out, n, (T)threadIdx.x, [k](T& a) { asm volatile(TEXT : "+" C(a) : C(k)); }); \
   }
 RATE_AND_LATENCY(ffma, float, "fma.rn.f32 %0,%0,%1,%1;", "f")
-RATE_AND_LATENCY(iadd, u32, "add.s32 %0,%0,%1;", "r")
-RATE_AND_LATENCY(lop, u32, "lop3.b32 %0,%0,%1,%1,0x6a;", "r")
+RATE_AND_LATENCY(lop3, u32, "lop3.b32 %0,%0,%1,%1,0x6a;", "r")
+RATE_AND_LATENCY(iadd_xor, u32, "add.s32 %0,%0,%1; xor.b32 %0,%0,%1;", "r")
 RATE_AND_LATENCY(imad, u32, "mad.lo.s32 %0,%0,%1,%1;", "r")
 RATE_AND_LATENCY(hfma2, u32, "fma.rn.f16x2 %0,%0,%1,%1;", "r")
 RATE_AND_LATENCY(ex2, float, "ex2.approx.ftz.f32 %0,%0;", "f")
 RATE_AND_LATENCY(shfl, u32, "shfl.sync.bfly.b32 %0,%0,1,31,0xffffffff;", "r")
 RATE_AND_LATENCY(dfma, double, "fma.rn.f64 %0,%0,%1,%1;", "d")
 // FMA and integer pipes together
-ENTRY fma_and_lop(float *out, int n, float k, u32 m) {
+ENTRY fma_and_lop(float* out, int n, float k, u32 m) {
   float a[4] = {};
   u32 b[4] = {threadIdx.x, 1, 2, 3};
   for (int i = 0; i < n; i++) {
@@ -133,5 +135,6 @@ ENTRY fma_and_lop(float *out, int n, float k, u32 m) {
       asm volatile("lop3.b32 %0,%0,%1,%1,0x6a;" : "+r"(b[j & 3]) : "r"(m));
     }
   }
-  out[blockIdx.x * blockDim.x + threadIdx.x] = a[0] + a[1] + a[2] + a[3] + (b[0] ^ b[1] ^ b[2] ^ b[3]);
+  out[blockIdx.x * blockDim.x + threadIdx.x] =
+      a[0] + a[1] + a[2] + a[3] + (b[0] ^ b[1] ^ b[2] ^ b[3]);
 }

@@ -3,13 +3,14 @@
 #include "float.h"
 #include "memory.h"
 
-template <class T> INL T atomic_source(const Row *R, int r, u32 l) {
+template <class T>
+INL T atomic_source(const Row* R, int r, u32 l) {
   if (r < 0) return 0;
   return sizeof(T) == 8 ? (T)(R[r][l] | (u64)R[r + 1][l] << 32) : (T)R[r][l];
 }
 // new = op(old, v, compare); rd: register for the old value; rv, rc: sources (-1: RZ or none)
 template <char SPACE, class T, class Op>
-INL void atomic(Ctx &c, Warp &w, u32 idx, u32 m, const u64 *ad, int rd, int rv, int rc, Op op) {
+INL void atomic(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rd, int rv, int rc, Op op) {
   trace_access(c, w, idx, m, ad, sizeof(T), SPACE);
   T result[32];
   FORL(m) {
@@ -28,7 +29,9 @@ INL void atomic(Ctx &c, Warp &w, u32 idx, u32 m, const u64 *ad, int rd, int rv, 
   }
 }
 INL u32 add_float(u32 a, u32 b) { return f2u(u2f(a) + u2f(b)); }
-INL u64 add_double(u64 a, u64 b) { return d2u(u2d((u32)a, (u32)(a >> 32)) + u2d((u32)b, (u32)(b >> 32))); }
+INL u64 add_double(u64 a, u64 b) {
+  return d2u(u2d((u32)a, (u32)(a >> 32)) + u2d((u32)b, (u32)(b >> 32)));
+}
 INL u32 add_half2(u32 a, u32 b) {
   vu x = splat(a), y = splat(b);
   return pack(f2h(h2f(x) + h2f(y)), f2h(h2f(x >> 16) + h2f(y >> 16)))[0];

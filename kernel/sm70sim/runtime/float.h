@@ -22,9 +22,18 @@ vf add_rounded(vf a, vf b, int mode);
 vf mul_rounded(vf a, vf b, int mode);
 vf fma_rounded(vf a, vf b, vf c, int mode);
 vf int_to_float_rounded(vu a, bool is_signed, int mode);
-template <int M> INL vf vadd_r(vf a, vf b) { return add_rounded(a, b, M); }
-template <int M> INL vf vmul_r(vf a, vf b) { return mul_rounded(a, b, M); }
-template <int M> INL vf vfma_r(vf a, vf b, vf c) { return fma_rounded(a, b, c, M); }
+template <int M>
+INL vf vadd_r(vf a, vf b) {
+  return add_rounded(a, b, M);
+}
+template <int M>
+INL vf vmul_r(vf a, vf b) {
+  return mul_rounded(a, b, M);
+}
+template <int M>
+INL vf vfma_r(vf a, vf b, vf c) {
+  return fma_rounded(a, b, c, M);
+}
 
 // ---- to integral values; 2^23 and above are integral already, NaN passes
 INL vf vtrunc(vf x) {
@@ -44,14 +53,23 @@ INL vf vrint(vf x) {
   vf a = vabs(x), t = (a + 8388608.0f) - 8388608.0f;
   return pickf((vi)(a < 8388608.0f), (vf)((vu)t | ((vu)x & 0x80000000u)), x);
 }
-INL vf vsqrt(vf a) { for (int i = 0; i < VL; i++) a[i] = sqrtf(a[i]); return a; }
+INL vf vsqrt(vf a) {
+  for (int i = 0; i < VL; i++) a[i] = sqrtf(a[i]);
+  return a;
+}
 
 // ---- integer <-> float
 INL vf i2f(vu a) { return __builtin_convertvector((vi)a, vf); }
-INL vf u2fv(vu a) { for (int i = 0; i < VL; i++) ((vf &)a)[i] = (float)a[i]; return (vf)a; }
-INL vu f2i_in_range(vf a) { return (vu)__builtin_convertvector(a, vi); }  // |a| < 2^31 only
+INL vf u2fv(vu a) {
+  for (int i = 0; i < VL; i++) ((vf&)a)[i] = (float)a[i];
+  return (vf)a;
+}
+INL vu f2i_in_range(vf a) { return (vu) __builtin_convertvector(a, vi); }  // |a| < 2^31 only
 INL vu cvt_f2i(vf x, bool is_signed, int mode) {
-  vf r = mode == RM_RZ ? vtrunc(x) : mode == RM_RM ? vfloor(x) : mode == RM_RP ? vceil(x) : vrint(x);
+  vf r = mode == RM_RZ   ? vtrunc(x)
+         : mode == RM_RM ? vfloor(x)
+         : mode == RM_RP ? vceil(x)
+                         : vrint(x);
   vi nan = nan_lanes(asu(x));
   if (is_signed) {
     vi big = (vi)(r >= 2147483648.0f), low = (vi)(r < -2147483648.0f);
@@ -75,14 +93,17 @@ INL vf h2f(vu x) {
 // Round to nearest even; NaN gives 0x7fff as the hardware does.
 INL vu f2h(vf x) {
   vu u = asu(x), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
-  vu normal = (a + 0xc8000fffu + (a >> 13 & 1u)) >> 13;           // exponent - 112, ties to even
-  vu tiny = asu(asf(a) + 0.5f) - 0x3f000000u;                     // below 2^-14: the sum rounds at 2^-24
+  vu normal = (a + 0xc8000fffu + (a >> 13 & 1u)) >> 13;  // exponent - 112, ties to even
+  vu tiny = asu(asf(a) + 0.5f) - 0x3f000000u;            // below 2^-14: the sum rounds at 2^-24
   vu h = pick((vi)(a < 0x38800000u), tiny, normal);
-  h = pick((vi)(a >= 0x477ff000u), splat(0x7c00), h);             // 65520 and above overflow
+  h = pick((vi)(a >= 0x477ff000u), splat(0x7c00), h);  // 65520 and above overflow
   return pick((vi)(a > 0x7f800000u), splat(0x7fff), h | sign);
 }
 vu f2h_rounded(vf x, int mode);
-template <int M> INL vu f2h_r(vf x) { return M == RM_RN ? f2h(x) : f2h_rounded(x, M); }
+template <int M>
+INL vu f2h_r(vf x) {
+  return M == RM_RN ? f2h(x) : f2h_rounded(x, M);
+}
 INL vu pack(vu lo, vu hi) { return (lo & 0xffffu) | hi << 16; }
 INL vu hftz(vu h) { return pick((vi)((h & 0x7c00u) == 0u), h & 0x8000u, h); }
 INL vu hsat(vu h) {
@@ -125,4 +146,4 @@ INL vu ex2v(vu a) {
   return pick(nan, splat(0x7fffffff), r);
 }
 enum Mufu { kRcp, kRsq, kEx2, kLg2, kSin, kCos, kSqrt, kTanh };
-void mufu_lanes(int f, const u32 *a, u32 *d, u32 m);   // the others, with libm's accuracy
+void mufu_lanes(int f, const u32* a, u32* d, u32 m);  // the others, with libm's accuracy

@@ -17,4 +17,4 @@
 #include "base.h"
 
 constexpr u32 kTraceMagic = 0x32544143u, kTraceShared = 0x80000000u, kTraceLocal = 0x40000000u;
-void trace_emit(FILE *f, const Cta &t);
+void trace_emit(FILE* f, const Cta& t);

@@ -14,7 +14,21 @@ from ..operands import PT
 
 # The instruction after one of these starts a block.
 ENDS_BLOCK = frozenset(
-    "BRA BRX CALL RET EXIT KILL BSYNC BREAK BAR WARPSYNC NANOSLEEP YIELD JMP".split()
+    [
+        "BRA",
+        "BRX",
+        "CALL",
+        "RET",
+        "EXIT",
+        "KILL",
+        "BSYNC",
+        "BREAK",
+        "BAR",
+        "WARPSYNC",
+        "NANOSLEEP",
+        "YIELD",
+        "JMP",
+    ]
 )
 _LEAVE = "act&=~m; if(!act) return 0;"
 _BRED = {"AND": 1, "OR": 2, "POPC": 0}
@@ -119,9 +133,7 @@ def bsync(g: Emitter) -> str:
 @op("BREAK")
 def break_(g: Emitter) -> str:
     b = next(o.n for o in g.args if o.kind == "bar")
-    return (
-        f"u32 g=0; FORL(m) g|=w.bm[{b}][l]; FORL(g) w.bm[{b}][l]&=~m; FORL(m) w.bm[{b}][l]=0;"
-    )
+    return f"u32 g=0; FORL(m) g|=w.bm[{b}][l]; FORL(g) w.bm[{b}][l]&=~m; FORL(m) w.bm[{b}][l]=0;"
 
 
 @op("BMOV", "32 CLEAR")

@@ -95,16 +95,18 @@ def mufu(g: Emitter) -> str:
     )
 
 
-_DOUBLE = {"DADD": "dadd", "DMUL": "dmul", "DFMA": "dfma"}
+_DOUBLE = {"DADD": "kAdd", "DMUL": "kMul", "DFMA": "kFma"}
 
 
 def _double(g: Emitter) -> str:
-    sources = ",".join(g.d(o) for o in g.args[1:])
-    return g.assign2(g.args[0], f"{_DOUBLE[g.ins.op]}({sources})")
+    sources = [g.d(o) for o in g.args[1:]]
+    if len(sources) == 2:
+        sources.append(sources[0])  # not used
+    return g.assign2(g.args[0], f"darith<{_DOUBLE[g.ins.op]}>({','.join(sources)},{g.rounding})")
 
 
 for _name in _DOUBLE:
-    op(_name)(_double)
+    op(_name, "RM RP RZ")(_double)
 
 
 @op("DSETP", f"{COMPARE} AND OR XOR")
@@ -122,4 +124,3 @@ def integral(g: Emitter) -> str:
     """The function that rounds to an integral value."""
     names = {"FLOOR": "vfloor", "CEIL": "vceil", "TRUNC": "vtrunc", "": "vrint"}
     return names[g.one_of(names, "")]
-

@@ -63,9 +63,7 @@ def hsetp2(g: Emitter) -> str:
 def hset2(g: Emitter) -> str:
     d, a, b, z = g.args
     sign, true = COMBINE[g.one_of(COMBINE)], "0x3c00u" if "BF" in g.mods else "0xffffu"
-    low, high = (
-        f"selm({e}{sign}{g.pred_v(z)},splat({true}),splat(0))" for e in _compare(g, a, b)
-    )
+    low, high = (f"selm({e}{sign}{g.pred_v(z)},splat({true}),splat(0))" for e in _compare(g, a, b))
     return g.assign(d, f"pack({low},{high})")
 
 

@@ -94,7 +94,9 @@ def _imad_wide(g: Emitter, outs, a: Operand, b: Operand, c: Operand, ins) -> str
     n = g.dst(g.args[0], 2 if wide else 1)
     write = ""
     if n is not None:
-        write = f"st(R[{n}],h,m,v.lo); st(R[{n + 1}],h,m,v.hi);" if wide else f"st(R[{n}],h,m,v.hi);"
+        write = (
+            f"st(R[{n}],h,m,v.lo); st(R[{n + 1}],h,m,v.hi);" if wide else f"st(R[{n}],h,m,v.hi);"
+        )
     sets = "".join(g.set_pred(o, "cy") for o in outs)
     return (
         f"u32 cy=0; for(int h=0;h<NV;h++){{u32 k; V2 v=add2({product},{addend},{carry_in},k); "

@@ -63,8 +63,7 @@ def _store(space: str):
         n = g.reg_number(source, max(1, width // 4))
         g.info.record, g.info.nbytes = _RECORD[space], width
         return (
-            f"{_addresses(g, address, space)} "
-            f"store<'{space}',{width}>(c,w,{g.ins.idx},m,ad,{n});"
+            f"{_addresses(g, address, space)} store<'{space}',{width}>(c,w,{g.ins.idx},m,ad,{n});"
         )
 
     return emit
@@ -127,7 +126,9 @@ def _atomic(space: str):
             n = g.dst(args.pop(0), 2 if wide else 1)
             d = -1 if n is None else n
         address = args.pop(0)
-        compare = g.reg_number(args.pop(0), 2 if wide else 1) if operation in ("CAS", "CAST") else -1
+        compare = (
+            g.reg_number(args.pop(0), 2 if wide else 1) if operation in ("CAS", "CAST") else -1
+        )
         value = g.reg_number(args.pop(0), 2 if wide else 1) if args else -1
         if args:
             raise UnknownInstruction(f"operand {args[0].text}")
