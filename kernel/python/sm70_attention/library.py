@@ -8,6 +8,7 @@ capacity that the rules expect.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -92,7 +93,9 @@ def read_info(path: Path) -> LibraryInfo:
             f"there is no SM70 attention library at {path}: install the vllm wheel of this "
             "release, or pass the path of a built one"
         )
-    import torch  # noqa: F401  (its libraries must be in the process before the extension's)
+    # Its libraries must be in the process before the extension's; without PyTorch the load says so.
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
 
     try:
         # Registration of ops happens when the file is loaded, whoever loads it. What protects a
