@@ -568,7 +568,8 @@ def acceptance_counters(evidence: Evidence, policy: CheckPolicy) -> Result:
 
 @check("routes")
 def routes(evidence: Evidence, policy: CheckPolicy) -> Result:
-    """Every rank of the candidate chose and used every route the profile names."""
+    """Every rank of the candidate launched every route the profile names, and the first rank did
+    so during counted waves."""
     wanted = evidence.profile.routes
     ranks = evidence.profile.service.tensor_parallel
     if not wanted:
@@ -580,20 +581,35 @@ def routes(evidence: Evidence, policy: CheckPolicy) -> Result:
         if facts is None:
             rows.append({"what": what, "status": "not-run", "reason": "no log could be read"})
             continue
-        counts = facts["route_counts_by_rank"]
-        chosen = facts["routes_by_rank"]
         for rank in range(ranks):
-            used, picked = counts.get(str(rank), {}), chosen.get(str(rank), [])
+            launches = facts["launches_by_rank"].get(str(rank), {})
             for route in wanted:
+                count = sum(n for key, n in launches.items() if key.split("/")[1] == route)
                 row = {"what": f"{what}, rank {rank}, {route}", "status": "pass", "reason": ""}
-                if not used and not picked:
-                    row |= {"status": "not-run", "reason": "the log has no route lines"}
-                elif not used.get(route):
-                    row |= {"status": "fail", "reason": "never used while it served"}
+                if not launches:
+                    row |= {"status": "not-run", "reason": "its log has no route lines"}
+                elif not count:
+                    row |= {"status": "fail", "reason": "never launched"}
                 else:
-                    row["count"] = used[route]
+                    row["launches"] = count
                 rows.append(row)
-    return _join(rows, f"{', '.join(wanted)} used on {ranks} rank(s)")
+    records = [r for spec in evidence.profile.waves for r in evidence.candidate.records(spec.name)]
+    counted = [record.counters.routes for record in records]
+    for route in wanted:
+        row = {"what": f"counted waves, {route}", "status": "pass", "reason": ""}
+        if not counted or None in counted:
+            row |= {"status": "not-run", "reason": "no vllm:attention_route_launches counter"}
+        else:
+            total = sum(
+                n for found in counted for key, n in found.items() if key.split("/")[1] == route
+            )
+            row["launches"] = total
+            if not total:
+                row |= {"status": "fail", "reason": "never launched while the waves ran"}
+        rows.append(row)
+    launched = {row["what"].split(", ")[-1]: row.get("launches") for row in rows}
+    shown = ", ".join(f"{route} {launched[route]:,.0f}" for route in wanted if launched.get(route))
+    return _join(rows, f"launches in counted waves: {shown}; all {ranks} rank(s) used every route")
 
 
 def _memory(evidence: Evidence, fact: str, what: str) -> tuple[float | None, float | None]:

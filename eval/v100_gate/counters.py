@@ -26,6 +26,7 @@ SCALARS = {
 """Field of CounterDelta -> sample name; samples of several engines or reasons are added up."""
 
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+ROUTES = "vllm:attention_route_launches_total"
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Snapshot:
 
     totals: dict[str, float] = field(default_factory=dict)
     positions: dict[int, float] = field(default_factory=dict)
+    routes: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
     created: dict[str, float] = field(default_factory=dict)
@@ -52,6 +54,10 @@ def parse(text: str) -> Snapshot:
             elif sample.name == PER_POSITION:
                 position = int(sample.labels["position"])
                 snapshot.positions[position] = snapshot.positions.get(position, 0.0) + sample.value
+            elif sample.name == ROUTES:
+                labels = sample.labels
+                key = f"{labels['model']}/{labels['route']}/{labels['graph']}"
+                snapshot.routes[key] = snapshot.routes.get(key, 0.0) + sample.value
             elif sample.name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
                 snapshot.gauges[sample.name] = snapshot.gauges.get(sample.name, 0.0) + sample.value
             elif sample.name == "vllm:kv_cache_usage_perc":
@@ -92,4 +98,11 @@ def delta(before: Snapshot, after: Snapshot) -> CounterDelta:
             reset.append(PER_POSITION)
         else:
             positions = changes
-    return CounterDelta(**values, accepted_per_position=positions, reset=reset)
+    # A route's series appears with its first launch, so what is missing before was zero then.
+    routes = None
+    if after.routes:
+        routes = {key: new - before.routes.get(key, 0.0) for key, new in after.routes.items()}
+        if min(routes.values()) < 0:
+            reset.append(ROUTES)
+            routes = None
+    return CounterDelta(**values, accepted_per_position=positions, routes=routes, reset=reset)

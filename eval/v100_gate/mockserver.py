@@ -63,6 +63,10 @@ class MockConfig(BaseModel):
     startup_s: float = 0.0
     fail_start: str | None = None
     """Write this to the log and exit 1 instead of starting."""
+    no_prefix_hits: bool = False
+    preemptions_per_request: int = 0
+    log_error: str | None = None
+    """Written to the log with the first request."""
     omit_counters: list[str] = []
     reset_counters_at: int | None = None
     compile_at: int | None = None
@@ -134,6 +138,12 @@ class MockServer:
                 f'{{{labels},position="{position}"}} {value}.0'
                 for position, value in enumerate(self.accepted_by_position)
             ]
+        lines.append("# TYPE vllm:attention_route_launches counter")
+        lines += [
+            f"vllm:attention_route_launches_total"
+            f'{{{labels},model="target",route="{route}",graph="bounded"}} {self.drafts}.0'
+            for route in self.config.routes
+        ]
         lines += [
             "# TYPE vllm:request_success counter",
             f'vllm:request_success_total{{{labels},finished_reason="length"}} {self.finished}.0',
@@ -183,7 +193,7 @@ class MockServer:
             else:
                 unbroken = False
                 self.seen.add(key)
-        self.counters["prefix_cache_hits"] += hits
+        self.counters["prefix_cache_hits"] += 0 if self.config.no_prefix_hits else hits
 
     def token(self, key: str, index: int) -> int:
         digest = hashlib.blake2b(f"{key}-{index}".encode(), digest_size=4).digest()
@@ -203,6 +213,9 @@ class MockServer:
             self.zero()
         if number == config.compile_at:
             print("INFO [backends.py:1] Compiling a graph for shape (8,) takes 1.00 s", flush=True)
+        if number == 0 and config.log_error:
+            print(config.log_error, flush=True)
+        self.counters["num_preemptions"] += config.preemptions_per_request
         self.count_prefix(prompt)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -307,8 +320,12 @@ class MockServer:
         for rank in range(config.ranks):
             who = f"(Worker_TP{rank} pid=1)"
             print(f"{who} INFO [cuda.py:274] Using {config.backend} backend.")
+            print(
+                f"{who} INFO SM70_ATTN serves 6 query / 1 KV heads x 256 over a fp8_e4m3 cache; "
+                f"long route {'on' if 'long' in config.routes else 'off: disabled'}"
+            )
             for route in config.routes:
-                print(f"{who} INFO sm70_attention: route={route} reason=shape fits, fp8_e4m3 cache")
+                print(f"{who} INFO First target launch of attention route {route} (bounded)")
             if config.library_sha256:
                 print(
                     f"{who} INFO sm70_attention: library sha256={config.library_sha256} "
@@ -323,13 +340,12 @@ class MockServer:
         sys.stdout.flush()
 
     def counts(self) -> None:
-        """Route counts, written once at the end of the service."""
+        """Launches by route, as every rank logs them."""
+        launches = ", ".join(
+            f"target/{route}/bounded {max(1, self.drafts)}" for route in self.config.routes
+        )
         for rank in range(self.config.ranks):
-            for route in self.config.routes:
-                print(
-                    f"(Worker_TP{rank} pid=1) INFO sm70_attention: count route={route} "
-                    f"n={max(1, self.drafts)}"
-                )
+            print(f"(Worker_TP{rank} pid=1) INFO Attention route launches of this rank: {launches}")
         sys.stdout.flush()
 
 

@@ -1,7 +1,7 @@
 """Facts in a service's log: backend, routes, graph selections, memory, compile events, errors.
 
-The patterns follow vLLM 0.19.1's own lines and the lines of this project's attention package
-(kernel/python/sm70_attention/routes.py). One table, because a changed wording upstream must show
+The patterns follow vLLM 0.19.1's own lines and the lines of this project's attention backend
+(patches 0104 to 0106 of the series). One table, because a changed wording upstream must show
 up as a missing fact (and so as `not-run`), in one place.
 """
 
@@ -21,11 +21,12 @@ CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([
 GRAPH_POOL = re.compile(r"CUDA graph pool memory: ([\d.]+) GiB")
 GRAPH_TOOK = re.compile(r"Graph capturing finished in [\d.]+ secs?, took ([\d.]+) GiB")
 MODEL_GIB = re.compile(r"Model loading took ([\d.]+) GiB")
-ROUTE = re.compile(r"sm70_attention: route=(\w[\w-]*)(?: bound=(\w+))?.*?reason=(.+)$")
-ROUTE_COUNT = re.compile(r"sm70_attention: count route=(\w[\w-]*)(?: bound=(\w+))? n=(\d+)")
-GRAPH_SELECTED = re.compile(r"sm70_attention: graph bound=(\w+) n=(\d+)")
+FIRST_LAUNCH = re.compile(r"First (\w+) launch of attention route (\w+) \((\w+)\)")
+LAUNCHES = re.compile(r"Attention route launches of this rank: (.+)$")
+LAUNCH = re.compile(r"(\w+)/(\w+)/(\w+) (\d+)")
+SERVES = re.compile(r"(SM70_ATTN serves .+)$")
 IDENTITY = re.compile(r"sm70_attention: library sha256=([0-9a-f]{64}) source sha256=([0-9a-f]{64})")
-WORKSPACE = re.compile(r"sm70_attention: workspace .*?bytes=(\d+)")
+WORKSPACE = re.compile(r"(\w+) workspaces: ([\d,]+) bytes")
 COMPILE = re.compile(
     r"torch\.compile|Dynamo bytecode|Compiling a graph|Triton autotuning|autotun\w+ .*took"
     r"|JIT compil|Building extension|Capturing CUDA graph|inductor.*compil",
@@ -76,10 +77,10 @@ class LogFacts(BaseModel):
     max_concurrency: float | None = None
     graph_pool_gib_by_rank: dict[str, float] = {}
     model_gib_by_rank: dict[str, float] = {}
-    routes_by_rank: dict[str, list[str]] = {}
-    route_reasons: dict[str, str] = {}
-    route_counts_by_rank: dict[str, dict[str, int]] = {}
-    graph_selections_by_rank: dict[str, dict[str, int]] = {}
+    served_geometries: list[str] = []
+    """The backend's own words on which layers it serves, and whether the long route is on."""
+    launches_by_rank: dict[str, dict[str, int]] = {}
+    """Rank -> "model/route/graph" -> launches; 1 where only the first launch was logged."""
     library_sha256: list[str] = []
     source_sha256: list[str] = []
     workspace_gib_by_rank: dict[str, float] = {}
@@ -117,17 +118,13 @@ def facts(text: str) -> LogFacts:
             found.graph_pool_gib_by_rank[rank] = float(match[1])
         if match := MODEL_GIB.search(line):
             found.model_gib_by_rank[rank] = float(match[1])
-        if match := ROUTE_COUNT.search(line):
-            counts = found.route_counts_by_rank.setdefault(rank, {})
-            counts[match[1]] = int(match[3])
-        elif match := ROUTE.search(line):
-            found.routes_by_rank.setdefault(rank, [])
-            if match[1] not in found.routes_by_rank[rank]:
-                found.routes_by_rank[rank].append(match[1])
-            found.route_reasons[match[1]] = match[3].strip()
-        if match := GRAPH_SELECTED.search(line):
-            selections = found.graph_selections_by_rank.setdefault(rank, {})
-            selections[match[1]] = int(match[2])
+        if match := FIRST_LAUNCH.search(line):
+            found.launches_by_rank.setdefault(rank, {}).setdefault("/".join(match.groups()), 1)
+        if match := LAUNCHES.search(line):
+            for model, route, graph, count in LAUNCH.findall(match[1]):
+                found.launches_by_rank.setdefault(rank, {})[f"{model}/{route}/{graph}"] = int(count)
+        if (match := SERVES.search(line)) and match[1] not in found.served_geometries:
+            found.served_geometries.append(match[1])
         if match := IDENTITY.search(line):
             for values, value in (
                 (found.library_sha256, match[1]),
@@ -137,7 +134,7 @@ def facts(text: str) -> LogFacts:
                     values.append(value)
         if match := WORKSPACE.search(line):
             found.workspace_gib_by_rank[rank] = (
-                found.workspace_gib_by_rank.get(rank, 0.0) + int(match[1]) / 2**30
+                found.workspace_gib_by_rank.get(rank, 0.0) + int(match[2].replace(",", "")) / 2**30
             )
         if COMPILE.search(line):
             found.compile_events += 1

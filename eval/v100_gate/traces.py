@@ -83,6 +83,8 @@ class CounterDelta(BaseModel):
     generation_tokens: float | None = None
     finished_requests: float | None = None
     queue_seconds: float | None = None
+    routes: dict[str, float] | None = None
+    """Attention launches of the first rank by "model/route/graph"; None: no such counter."""
     reset: list[str] = []
     """Counters that went backwards: the service restarted, so no delta of it means anything."""
 

@@ -123,23 +123,27 @@ def test_the_command_exits_non_zero_after_a_death(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "verdict.json").read_text())["verdict"] == "fail"
 
 
+def gate_command(folder: Path) -> list[str]:
+    """The gate's `run` command for the files in a folder."""
+    return [
+        sys.executable,
+        "-m",
+        "v100_gate",
+        "run",
+        str(folder / "profile.yaml"),
+        "--arms",
+        str(folder / "arms.yaml"),
+        "--results",
+        str(folder / "run"),
+    ]
+
+
 def cli_run(tmp_path: Path, plan, site: Arms, *more: str) -> subprocess.CompletedProcess:
     """The gate's `run` command as a process."""
     (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
     (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "v100_gate",
-            "run",
-            str(tmp_path / "profile.yaml"),
-            "--arms",
-            str(tmp_path / "arms.yaml"),
-            "--results",
-            str(tmp_path / "run"),
-            *more,
-        ],
+        [*gate_command(tmp_path), *more],
         env=os.environ | {"PYTHONPATH": str(EVAL), "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -461,17 +465,7 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_came(tmp_path: Path, numb
     (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
     (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "v100_gate",
-            "run",
-            str(tmp_path / "profile.yaml"),
-            "--arms",
-            str(tmp_path / "arms.yaml"),
-            "--results",
-            str(tmp_path / "run"),
-        ],
+        gate_command(tmp_path),
         env=os.environ | {"PYTHONPATH": str(EVAL)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -496,8 +490,7 @@ def test_a_killed_gate_takes_its_service_along(tmp_path: Path) -> None:
     (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
     (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
     process = subprocess.Popen(
-        [sys.executable, "-m", "v100_gate", "run", str(tmp_path / "profile.yaml")]
-        + ["--arms", str(tmp_path / "arms.yaml"), "--results", str(tmp_path / "run")],
+        gate_command(tmp_path),
         env=os.environ | {"PYTHONPATH": str(EVAL)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -573,7 +566,7 @@ def test_a_full_disk_loses_no_wave(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(store, "_write_bytes", FullDisk(tmp_path / "run", after=1))
     plan = short(waves=[ONE_WAVE[0] | {"repeats": 3}])
     site = arms(tmp_path, candidate={})
-    with pytest.raises(StorageError, match="C4-measured-2.json and everything before it are"):
+    with pytest.raises(StorageError, match=r"C4-measured-2\.json and everything before it are"):
         run(tmp_path, plan, site)
     assert [len(record.requests) for record in records(tmp_path)] == [4, 4]
     assert not list((tmp_path / "run").rglob("*.partial"))

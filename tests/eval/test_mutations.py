@@ -1,0 +1,195 @@
+"""The mutation table: deliberately broken candidates, and the checks that catch them.
+
+One control is measured; each candidate is a run of its own, put beside it as `gate compare` does.
+A row names every check that has to block, so a check that also blocks by accident is seen too.
+Speed checks may answer `fail` or, on a busy machine, `inconclusive`: neither passes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import arms, profile, run
+from v100_gate import evidence, verdict
+from v100_gate.errors import RefusedError
+from v100_gate.evidence import Evidence
+
+ROUND_S = 0.04
+"""Long against the jitter of a busy test machine."""
+SPEED = {"decode-throughput", "step-time", "tpot"}
+GOOD: dict = {
+    "round_s": ROUND_S,
+    "ranks": 2,
+    "accepted": [4, 2, 7, 0, 5, 3],
+    "routes": ["paged", "long", "prefill"],
+}
+
+
+def plan():
+    """The profile of the table: two starts, three repeats, every check of the mutations."""
+    wave = {
+        "input_tokens": 256,
+        "output_tokens": 64,
+        "shared_prefix_tokens": 128,
+        "warmups": 1,
+        "repeats": 3,
+    }
+    checks: dict = {
+        name: {}
+        for name in (
+            "complete",
+            "fresh-starts",
+            "service-errors",
+            "compile-events",
+            "c1-exact",
+            "batch-tokens",
+            "prefix-hits",
+            "preemptions",
+            "acceptance-counters",
+            "routes",
+            "retrieval",
+            "needle",
+            "logits",
+            "kv-budget",
+        )
+    }
+    checks |= {name: {"margin": 0.05} for name in SPEED}
+    checks |= {"acceptance": {"margin_points": 2.0}, "graph-pool": {"margin_gib": 0.1}}
+    return profile(
+        service={"max_model_len": 8192, "draft_tokens": 7, "page_size": 16, "tensor_parallel": 2},
+        schedule={"starts_per_arm": 2},
+        waves=[
+            {"name": "C1", "concurrency": 1} | wave,
+            {"name": "C4", "concurrency": 4} | wave,
+        ],
+        retrieval={
+            "requests": 4,
+            "input_tokens": 2000,
+            "max_output_tokens": 64,
+            "needle_lengths": [1500],
+            "needle_depths": [0.2, 0.8],
+        },
+        logits={"input_tokens": 256, "positions": 2, "steps": 4},
+        routes=["paged", "long"],
+        checks=checks,
+    )
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """The good server, measured once."""
+    folder = tmp_path_factory.mktemp("control")
+    return run(folder, plan(), arms(folder, candidate=GOOD))
+
+
+def judge(folder: Path, control: Evidence, broken: dict) -> dict:
+    """Measure a candidate and judge it beside the control."""
+    found = run(folder, plan(), arms(folder, candidate=GOOD | broken))
+    return verdict.judge(evidence.side_by_side(control, "candidate", found, "candidate"), {})
+
+
+MUTATIONS = [
+    pytest.param({}, set(), id="unbroken"),
+    pytest.param({"retrieval_wrong": 1}, {"retrieval"}, id="answers one retrieval wrongly"),
+    pytest.param({"retrieval_ramble": True}, {"retrieval", "needle"}, id="never ends an answer"),
+    pytest.param({"round_s": ROUND_S * 1.1}, SPEED, id="10 % slower"),
+    pytest.param(
+        {"accepted": [3, 1, 6, 0, 4, 2]},
+        # Fewer tokens per round: throughput and TPOT fall with it, the round itself does not.
+        {"acceptance", "c1-exact", "decode-throughput", "tpot"},
+        id="lower acceptance",
+    ),
+    pytest.param({"routes": ["paged", "prefill"]}, {"routes"}, id="never selects the long route"),
+    pytest.param({"kv_tokens": 960_000, "kv_gib": 11.0}, {"kv-budget"}, id="less KV"),
+    pytest.param({"graph_pool_gib": 1.13}, {"graph-pool"}, id="larger graph pool"),
+    pytest.param({"salt": "other"}, {"c1-exact", "batch-tokens", "logits"}, id="other tokens"),
+    pytest.param({"logit_shift": 0.2}, {"logits"}, id="other log-probabilities"),
+    pytest.param({"no_prefix_hits": True}, {"prefix-hits"}, id="no prefix hits"),
+    pytest.param({"preemptions_per_request": 1}, {"preemptions"}, id="preempts"),
+    pytest.param(
+        {"log_error": "ERROR [engine] worker recovered from an exception"},
+        {"service-errors"},
+        id="logs an error",
+    ),
+    pytest.param(
+        {"omit_counters": ["spec_decode_num_accepted_tokens"]},
+        {"acceptance", "acceptance-counters", "c1-exact"},
+        id="hides its acceptance",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("broken", "caught_by"), MUTATIONS)
+def test_each_mutation_is_caught_by_the_check_meant_for_it(
+    tmp_path: Path, control: Evidence, broken: dict, caught_by: set[str]
+) -> None:
+    judged = judge(tmp_path, control, broken)
+    blocking = set(judged["blocking"])
+    assert caught_by <= blocking, judged["counts"]
+    # A speed check that a busy machine made inconclusive is not a catch by accident.
+    status = {row["check"]: row["status"] for row in judged["checks"]}
+    accidents = {
+        name
+        for name in blocking - caught_by
+        if not (name in SPEED and status[name] == "inconclusive")
+    }
+    assert not accidents
+
+
+def test_a_foreign_library_is_refused(tmp_path: Path) -> None:
+    site = arms(tmp_path, candidate=GOOD | {"library_sha256": "a" * 64, "source_sha256": "b" * 64})
+    manifest = tmp_path / "manifest.json"
+    fields = {"source_sha256": "b" * 64, "library": {"sha256": "c" * 64}, "files": {}}
+    manifest.write_text(json.dumps(fields))
+    site.arms["candidate"].manifest = manifest
+    with pytest.raises(RefusedError, match=r"reports library aaaaaaaaaaaa, the manifest cccccccc"):
+        run(tmp_path, plan(), site)
+
+
+ROLLING = {
+    "rates_per_s": [10.0, 40.0],
+    "requests": 30,
+    "input_tokens": [64, 256],
+    "output_tokens": [16, 32],
+    "ttft_limit_s": 1.0,
+    "tpot_limit_s": 0.012,
+    "seed": 3,
+}
+
+
+@pytest.mark.parametrize(
+    ("broken", "caught_by"),
+    [
+        pytest.param({}, set(), id="unbroken"),
+        pytest.param({"round_s": 0.08}, {"rolling-goodput"}, id="too slow for the limits"),
+        pytest.param(
+            {"accepted": [3, 1, 6, 0, 4, 2], "round_s": 0.015},
+            {"rolling-acceptance"},
+            id="lower acceptance",
+        ),
+        pytest.param({"preemptions_per_request": 1}, {"rolling-preemptions"}, id="preempts"),
+    ],
+)
+def test_rolling_arrivals_catch_what_waves_cannot(
+    tmp_path: Path, broken: dict, caught_by: set[str]
+) -> None:
+    good = GOOD | {"round_s": 0.02}
+    checks = {
+        "rolling-goodput": {"margin": 0.1},
+        "rolling-acceptance": {"margin_points": 2.0},
+        "rolling-preemptions": {},
+    }
+    small = profile(waves=[], rolling=ROLLING, checks=checks)
+    found = run(tmp_path, small, arms(tmp_path, control=good, candidate=good | broken))
+    judged = verdict.judge(found, {})
+    assert set(judged["blocking"]) == caught_by
+    sent = {
+        name: [
+            trace.prompt_sha256 for r in arm.records("rate-10", "rolling") for trace in r.requests
+        ]
+        for name, arm in found.arms.items()
+    }
+    assert sent["control"] == sent["candidate"]
