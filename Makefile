@@ -33,6 +33,10 @@ verify: venv ## Re-hash a release (RELEASE=dist/...) and name what differs
 test: venv ## Run the tests that need no GPU (under 30 minutes on two cores, cold)
 	@$(PY) -m pytest -q tests --ignore=tests/deploy/hosts
 
+.PHONY: evidence-check
+evidence-check: venv ## Say whether the committed GPU evidence belongs to this tree's kernels
+	@$(PY) -m v100_operator verify docs/evidence
+
 .PHONY: lint
 lint: venv ## Check formatting and lint: Python, shell, C++/CUDA, YAML
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .

@@ -105,7 +105,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    findings = evidence.verify(arguments.folder)
+    findings = evidence.verify(arguments.folder, arguments.kernel)
     for f in findings:
         print(f"{'stale' if f.problem else 'good':6} {f.op:8} {f.kind:6} {f.file}", end="")
         print(f": {f.problem}" if f.problem else "")
@@ -134,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.set_defaults(run=function)
     command = commands.add_parser("verify", help="whether evidence belongs to this tree's sources")
     command.add_argument("folder", type=Path)
+    command.add_argument("--kernel", type=Path, default=evidence.KERNEL, help="the tree's kernel/")
     command.set_defaults(run=_verify)
     parsed = parser.parse_args(arguments)
     return parsed.run(parsed)

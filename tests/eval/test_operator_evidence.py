@@ -86,13 +86,13 @@ def test_a_bench_is_no_check_and_foreign_files_are_left_alone(tmp_path: Path, ke
 
 
 def test_verify_prints_and_exits_red(
-    tmp_path: Path, kernel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, kernel: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(evidence.verify, "__defaults__", (kernel,))
+    command = ["verify", str(tmp_path / "evidence"), "--kernel", str(kernel)]
     write(tmp_path / "evidence", kernel)
-    assert main(["verify", str(tmp_path / "evidence")]) == 0
+    assert main(command) == 0
     (kernel / "src/paged.cu").write_text("// edited\n")
-    assert main(["verify", str(tmp_path / "evidence")]) == 1
+    assert main(command) == 1
     assert "stale  paged" in capsys.readouterr().out
 
 
