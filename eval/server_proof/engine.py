@@ -53,7 +53,8 @@ class Engine:
         if scenario.get("backend"):
             options["attention_config"] = {"backend": scenario["backend"]}
         if scenario.get("speculative"):
-            options["speculative_config"] = scenario["speculative"]
+            # A copy: vLLM writes its own objects into what it is given.
+            options["speculative_config"] = dict(scenario["speculative"])
         if not options.get("enforce_eager"):
             options.setdefault("compilation_config", {"cudagraph_mode": "FULL_AND_PIECEWISE"})
         if scenario.get("kv_gib"):
@@ -221,9 +222,9 @@ class Engine:
             "decode_s": decode,
         }
 
-    def task_barrier(self, name: str, parties: int, seconds: float) -> dict[str, Any]:
+    def task_barrier(self, parties: int, seconds: float) -> dict[str, Any]:
         """Waits until `parties` engines are here, or `seconds` have passed."""
-        folder = self.scratch / f"barrier-{name}"
+        folder = self.scratch / "barrier"
         folder.mkdir(exist_ok=True)
         (folder / self.scenario["label"]).touch()
         until = time.time() + seconds

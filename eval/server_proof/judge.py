@@ -132,8 +132,8 @@ def judge_dense(results: Results) -> list[dict[str, Any]]:
     triton = _tasks(results, "dense-triton-e4m3").get("teacher")
     if triton and "sequences" in triton:
         claims[-2]["triton_which_also_rounds_queries"] = errors(triton, "fp32")
-    preempted = _tasks(results, "dense-sm70-preempted")["ragged16"]
-    rows = compare_tokens(sm70["ragged16"], preempted)
+    preempted = _tasks(results, "dense-sm70-preempted")["growing16"]
+    rows = compare_tokens(sm70["growing16"], preempted)
     count = preempted["counted"].get("vllm:num_preemptions", 0)
     claims.append(
         claim(

@@ -53,6 +53,7 @@ def _greedy(name: str, lengths: list[int], max_tokens: int, **more: Any) -> dict
 
 RAGGED_TASK = _greedy("ragged16", RAGGED, 64)
 SHUFFLED = _greedy("shuffled", SHORT, 16, shuffle=True)
+GROWING = _greedy("growing16", [512] * 16, 512)
 PLAIN = _greedy("plain", SHORT, 16)
 
 
@@ -66,6 +67,7 @@ def dense() -> list[dict[str, Any]]:
             [
                 _teacher("fp32"),
                 RAGGED_TASK,
+                GROWING,
                 PLAIN,
                 SHUFFLED,
                 _greedy("again", [4001, 2500], 32, repeat=2),
@@ -86,13 +88,14 @@ def dense() -> list[dict[str, Any]]:
             [_teacher("fp32", "fp8_e5m2"), PLAIN],
         ),
         _dense("dense-triton-e4m3", "TRITON_ATTN", "fp8_e4m3", [_teacher("fp32", "fp8_e4m3")]),
-        # 16,384 tokens of cache for 21,000 of context: requests are preempted and resumed.
+        # A cache of 10,240 tokens admits 16 prompts of 512 and not their growth to 1,024 each:
+        # requests are preempted and resumed.
         _dense(
             "dense-sm70-preempted",
             "SM70_ATTN",
             "auto",
-            [RAGGED_TASK],
-            kv_gib=16384 * 4096 / 2**30,
+            [GROWING],
+            kv_gib=10240 * 4096 / 2**30,
         ),
     ]
 
