@@ -57,7 +57,7 @@ def hosts(releases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vllm-v100"
     cache.mkdir(parents=True, exist_ok=True)
     try:
-        booted = Hosts.boot(2, f"v{os.getpid() % 1000000}", [cache])
+        booted = Hosts.boot(2, f"v{os.getpid() % 1000000}", {cache: "/srv/v100-cache"})
     except RuntimeError as error:
         pytest.fail(str(error), pytrace=False)
     try:

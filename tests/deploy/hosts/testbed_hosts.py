@@ -14,6 +14,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 TESTBED = REPOSITORY / "tests" / "deploy" / "testbed" / "testbed.sh"
 KEY = "test-key-0123456789"
+KEPT = "vkept"
+"""Tag of hosts that stay up between runs (V100_KEEP_HOSTS=1, for work on these tests)."""
 
 
 @dataclass
@@ -29,6 +31,21 @@ class Play:
         return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", lines[-1])} if lines else {}
 
 
+def reap_with_us(environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process that takes the hosts down when this one ends, however it ends.
+
+    It waits for the end of its pipe, which an orderly close, Ctrl-C, a crash and SIGKILL all bring.
+    """
+    return subprocess.Popen(
+        ["bash", "-c", f"trap '' INT TERM HUP; read -r _; exec {shlex.quote(str(TESTBED))} down"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+    )
+
+
 @dataclass
 class Hosts:
     """Booted test hosts; `close` ends them, and so does any end of this process."""
@@ -36,37 +53,27 @@ class Hosts:
     state: Path
     tag: str
     network: str
-    reaper: subprocess.Popen[bytes]
+    reaper: subprocess.Popen[bytes] | None
     environment: dict[str, str]
     variables: dict[str, object] = field(default_factory=dict)
 
     @classmethod
-    def boot(cls, count: int, tag: str, bind_read_only: list[Path]) -> Hosts:
+    def boot(cls, count: int, tag: str, bind_read_only: dict[Path, str]) -> Hosts:
         """Boots `count` hosts, or raises RuntimeError with what the attempt printed."""
         state = Path("/run") / f"v100-{tag}"
         # one /24 of the benchmarking range (RFC 2544) for each run; its namespace has no way out
-        network = f"198.18.{os.getpid() % 250}"
+        network = f"198.18.{251 if tag == KEPT else os.getpid() % 250}"
         environment = os.environ | {
             "V100_TB_TAG": tag,
             "V100_TB_STATE": str(state),
             "V100_TB_NET": network,
-            "V100_TB_BIND_RO": " ".join(map(str, bind_read_only)),
+            "V100_TB_BIND_RO": " ".join(f"{k}:{v}" for k, v in bind_read_only.items()),
         }
-        # The reaper waits for the end of this pipe: an orderly close, Ctrl-C, a crash or SIGKILL of
-        # the tests all end in the same take-down.
-        reaper = subprocess.Popen(
-            [
-                "bash",
-                "-c",
-                f"trap '' INT TERM HUP; read -r _; exec {shlex.quote(str(TESTBED))} down",
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment,
-        )
-        hosts = cls(state, tag, network, reaper, environment)
+        hosts = cls(state, tag, network, None, environment)
+        if tag != KEPT:
+            hosts.reaper = reap_with_us(environment)
+        elif state.is_dir():
+            return hosts
         started = subprocess.run(
             [TESTBED, "up", str(count)], env=environment, capture_output=True, text=True
         )
@@ -78,9 +85,9 @@ class Hosts:
 
     def close(self) -> None:
         """Takes the hosts down and waits for it."""
-        if self.reaper.stdin and not self.reaper.stdin.closed:
+        if self.reaper and self.reaper.stdin:
             self.reaper.stdin.close()
-        self.reaper.wait(120)
+            self.reaper.wait(120)
 
     def address(self, node: int) -> str:
         """Address of a host."""

@@ -11,7 +11,7 @@
 #   testbed.sh ip I                 prints the address of host I
 #
 # V100_TB_TAG names this run (at most 8 characters), V100_TB_STATE is its folder (a tmpfs is mounted
-# there), V100_TB_NET its /24, V100_TB_BIND_RO a list of folders that hosts see read-only.
+# there), V100_TB_NET its /24, V100_TB_BIND_RO a list of FOLDER:PLACE that hosts see read-only.
 set -euo pipefail
 TAG=${V100_TB_TAG:?a name for this run}
 STATE=${V100_TB_STATE:?a folder for this run}
@@ -189,7 +189,7 @@ case $command in
   plug) ip -n "$TAG-ctl" link set "ve$1" up ;;
   ip) echo "$NET.1$1" ;;
   *)
-    sed -n 2,17p "$0"
+    sed -n 2,15p "$0"
     exit 2
     ;;
 esac

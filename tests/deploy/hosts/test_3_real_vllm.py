@@ -1,0 +1,162 @@
+"""The real patched vLLM of this checkout's release, deployed onto node2 with the tiny CPU profile.
+
+Its requirements (PyTorch and the like, 6.5 GB) are the ones that the project's shared cache holds,
+seen read-only by the host; the patched wheel itself is installed there by pip and hashed, and all
+else is as for any release: bundle, preflight, readiness, gate, API.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from testbed_hosts import KEY, REPOSITORY, Hosts
+
+API = 8001
+CACHE_ON_HOST = "/srv/v100-cache"
+ASK = """
+import json
+from v100_build.serve import serve_env
+env = serve_env("patched")
+print(json.dumps([str(env.python), str(env.site), str(env.wheel)]))
+"""
+
+
+@dataclass(frozen=True)
+class RealRelease:
+    """The release of this checkout and the interpreter with its requirements."""
+
+    python: Path
+    site: Path
+    wheel: Path
+
+    @property
+    def requirements(self) -> Path:
+        """site-packages of the requirements."""
+        (folder,) = (self.python.parents[1] / "lib").glob("python3.*/site-packages")
+        return folder
+
+
+@pytest.fixture(scope="module")
+def real() -> RealRelease:
+    """Builds the release, when it is not up to date, with the project's own Python."""
+    python = REPOSITORY / ".venv" / "bin" / "python"
+    if not python.exists():
+        pytest.fail("the project's environment is missing: make venv", pytrace=False)
+    done = subprocess.run([python, "-c", ASK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return RealRelease(*map(Path, json.loads(done.stdout.splitlines()[-1])))
+
+
+@pytest.fixture(scope="module")
+def model(real: RealRelease, hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny hybrid model, at the profile's path on node2."""
+    out = tmp_path_factory.mktemp("tiny")
+    script = REPOSITORY / "eval" / "demo" / "tiny_model.py"
+    corpus = REPOSITORY / "docs" / "install.md"
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    command = [real.python, script, "--corpus", corpus, out]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(out, hosts.state / "n2" / "root" / "srv" / "models" / "tiny")
+    hosts.ssh(2, "chmod -R a+rX /srv/models/tiny")
+    return out
+
+
+@pytest.fixture(scope="module")
+def venv(real: RealRelease, hosts: Hosts) -> str:
+    """A virtual environment on node2: the real wheel in it, its requirements from the cache."""
+    path = "/opt/real-venv"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vllm-v100"
+    requirements = f"{CACHE_ON_HOST}/{real.requirements.relative_to(cache)}"
+    shutil.copy(real.wheel, hosts.state / "n2" / "root" / "opt" / real.wheel.name)
+    hosts.ssh(
+        2,
+        f"python3 -m venv {path} && echo {requirements} > $(echo {path}/lib/python3*/site-packages)"
+        f"/requirements.pth && ln -s {requirements}/../../../bin/ninja {path}/bin/ninja &&"
+        f" {path}/bin/pip install -q --no-index --no-deps /opt/{real.wheel.name} &&"
+        f" rm /opt/{real.wheel.name}",
+    )
+    return path
+
+
+def complete(hosts: Hosts, key: str = KEY, **more: object) -> tuple[int, str]:
+    body = {"model": "tiny", "prompt": [100, 101, 102], "max_tokens": 8, "ignore_eos": True}
+    return hosts.http(2, API, "/v1/completions", body | more, key, timeout=120)
+
+
+def test_real_vllm_rolls_out_is_gated_and_serves(
+    hosts: Hosts, real: RealRelease, model: Path, venv: str
+) -> None:
+    instance = {"name": "tiny", "profile": "tiny-cpu", "engine_port": 18001, "api_port": API}
+    started = time.monotonic()
+    played = hosts.play(
+        "site",
+        "--limit",
+        "node2",
+        release_dir=str(real.wheel.parent),
+        release_profiles=str(REPOSITORY / "deploy" / "profiles"),
+        release_venv=venv,
+        release_wheelhouse="",
+        v100_instances=[instance],
+    )
+    print(f"roll-out of the real vLLM: {time.monotonic() - started:.0f} s")
+    assert played.status == 0, played.output
+    status, text = complete(hosts, return_token_ids=True)
+    assert status == 200
+    assert len(json.loads(text)["choices"][0]["token_ids"]) == 8
+    assert complete(hosts, "wrong-key-0123456789")[0] == 401
+
+
+def test_its_gate_and_status_are_kept(hosts: Hosts, real: RealRelease) -> None:
+    states = {s["instance"]: s for s in json.loads(hosts.ssh(2, "v100-status"))}
+    state = states["tiny"]
+    manifest = json.loads((real.wheel.parent / "manifest.json").read_text())
+    assert state["release"]["release"] == manifest["release"]
+    assert state["release"]["library_sha256"] == manifest["library"]["sha256"]
+    assert state["gate"]["passed"] is True
+    assert state["metrics"]["vllm:kv_cache_usage_perc" + '{engine="0",model_name="tiny"}'] >= 0
+    accepted = [v for k, v in state["metrics"].items() if "num_accepted_tokens" in k]
+    assert accepted and accepted[0] > 0
+
+
+def test_key_of_the_real_engine_is_nowhere(hosts: Hosts) -> None:
+    search = f"""
+        key="$(printf '%s' {KEY[:8]})$(printf '%s' {KEY[8:]})"
+        journalctl -u vllm-v100@tiny --no-pager -o export | grep -cF "$key"
+        for p in $(pgrep -u vllm); do
+          tr '\\0' '\\n' < /proc/$p/cmdline | grep -F "$key"
+          tr '\\0' '\\n' < /proc/$p/environ | grep -F "$key"
+        done
+        pgrep -c -u vllm"""
+    found, processes = hosts.ssh(2, search).splitlines()
+    assert found == "0"
+    assert int(processes) >= 2  # API server and engine core at least
+
+
+def test_sigterm_drains_a_real_stream_to_its_end(hosts: Hosts) -> None:
+    answers: list[tuple[int, str]] = []
+
+    def run() -> None:
+        answers.append(complete(hosts, max_tokens=600, stream=True))
+
+    client = threading.Thread(target=run)
+    client.start()
+    time.sleep(1)
+    running = hosts.ssh(2, "curl -s localhost:18001/metrics | grep ^vllm:num_requests_running")
+    hosts.ssh(2, "systemctl stop vllm-v100@tiny")
+    client.join(120)
+    assert running.endswith(" 1.0"), "the stream was over before the stop: raise max_tokens"
+    status, text = answers[0]
+    assert status == 200
+    assert '"finish_reason":"length"' in text
+    assert text.rstrip().endswith("data: [DONE]")
+    unit = hosts.unit(2, "vllm-v100@tiny", "Result", "ExecMainStatus")
+    assert unit == {"Result": "success", "ExecMainStatus": "0"}
