@@ -325,22 +325,26 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
     if (here < S::kTileGroups) next_entry = table_entry(tile + 2, here);
     const int tile_begin = begin + tile * S::kTokens;
     const bool masked = tile_begin + S::kTokens > seq_len - query_tokens + 1;
-    // Several rows at a time, so that their shuffles overlap. Rows past row_tiles in a group read
-    // what QK did not write; nobody uses what becomes of them.
+    // Several rows at a time, so that their shuffles overlap. Row tiles that the request does not
+    // have get P = 0 in the first tile, which stays.
 #pragma unroll
     for (int j0 = 0; j0 < RowTiles; j0 += S::kSoftmaxRows) {
-      if (j0 >= row_tiles) break;
+      if (j0 >= row_tiles && tile > 0) break;
       float x[S::kSoftmaxRows][S::kSoftmaxTokens], top[S::kSoftmaxRows];
 #pragma unroll
       for (int n = 0; n < S::kSoftmaxRows; n++) {
         const int row = (j0 + n) * 8 + softmax_warp;
         const float* s = scores + row * S::kScorePitch + lane_id * S::kSoftmaxTokens;
-        if constexpr (S::kSoftmaxTokens == 4) {
-          const float4 y = *reinterpret_cast<const float4*>(s);
-          x[n][0] = y.x, x[n][1] = y.y, x[n][2] = y.z, x[n][3] = y.w;
-        } else {
-          const float2 y = *reinterpret_cast<const float2*>(s);
-          x[n][0] = y.x, x[n][1] = y.y;
+#pragma unroll
+        for (int i = 0; i < S::kSoftmaxTokens; i++) x[n][i] = -__int_as_float(0x7f800000);
+        if (j0 + n < row_tiles) {
+          if constexpr (S::kSoftmaxTokens == 4) {
+            const float4 y = *reinterpret_cast<const float4*>(s);
+            x[n][0] = y.x, x[n][1] = y.y, x[n][2] = y.z, x[n][3] = y.w;
+          } else {
+            const float2 y = *reinterpret_cast<const float2*>(s);
+            x[n][0] = y.x, x[n][1] = y.y;
+          }
         }
       }
       if (masked) {
