@@ -44,7 +44,7 @@ class Engine:
 
         self.scenario, self.scratch = scenario, scratch
         options: dict[str, Any] = dict(scenario.get("options", {}))
-        if scenario["kind"] == "hybrid":
+        if scenario["kind"].startswith("hybrid"):
             options = {
                 "language_model_only": True,
                 "mamba_ssm_cache_dtype": "float32",
@@ -76,7 +76,9 @@ class Engine:
             disable_log_stats=False,
             **options,
         )
-        (self.weights,) = self.llm.collective_rpc(seed_weights, args=(SEED,))
+        self.weights: Any = "vLLM's dummy weights, which repeat one token"
+        if scenario.get("seeded", True):
+            (self.weights,) = self.llm.collective_rpc(seed_weights, args=(SEED,))
 
     def facts(self) -> dict[str, Any]:
         """What the engine is: backend, page sizes, graph keys."""
@@ -109,6 +111,11 @@ class Engine:
             "weights": self.weights,
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
             "torch": torch.__version__,
+            # Of this process alone, unlike free memory: what graphs add shows in "reserved".
+            "cuda_bytes": {
+                "allocated": torch.cuda.memory_allocated(),
+                "reserved": torch.cuda.memory_reserved(),
+            },
             "init_s": round(time.time() - T0, 1),
         }
 

@@ -115,7 +115,11 @@ def hybrid_config(layers: int = 8) -> dict[str, Any]:
     }
 
 
-CONFIGS = {"dense": dense_config, "hybrid": hybrid_config}
+CONFIGS = {
+    "dense": dense_config,
+    "hybrid": hybrid_config,
+    "hybrid-shallow": lambda: hybrid_config(layers=4),
+}
 
 
 def write_model(folder: Path, kind: str) -> Path:

@@ -159,8 +159,9 @@ def test_parts_are_well_formed() -> None:
             arriving = sum(any(t["task"] == "barrier" for t in s["tasks"]) for s in scenarios())
             assert task["parties"] == arriving
     assert FULL_LAYERS["dense"] == CONFIGS["dense"]()["num_hidden_layers"]
-    kinds = CONFIGS["hybrid"]()["text_config"]["layer_types"]
-    assert kinds.count("full_attention") == FULL_LAYERS["hybrid"]
+    for kind in ("hybrid", "hybrid-shallow"):
+        layers = CONFIGS[kind]()["text_config"]["layer_types"]
+        assert layers.count("full_attention") == FULL_LAYERS[kind]
 
 
 def test_prompts_are_the_same_in_every_engine() -> None:
