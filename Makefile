@@ -37,6 +37,10 @@ test: venv ## Run the tests that need no GPU (under 30 minutes on two cores, col
 evidence-check: venv ## Say whether the committed GPU evidence belongs to this tree's kernels
 	@$(PY) -m v100_operator verify docs/evidence
 
+.PHONY: test-upstream
+test-upstream: venv ## Run upstream's own CPU tests on the stock and the patched tree (slow)
+	@$(PY) tests/patches/upstream/run.py
+
 .PHONY: lint
 lint: venv ## Check formatting and lint: Python, shell, C++/CUDA, YAML
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .

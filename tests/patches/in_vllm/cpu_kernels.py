@@ -296,9 +296,7 @@ def test_convolution_of_prompts(generator, with_bias: bool) -> None:
             cache_indices=torch.tensor([4, 0, 7, 2], dtype=torch.int32),
             has_initial_state=torch.tensor([True, False, True, False]),
             activation="silu",
-            metadata=SimpleNamespace(
-                nums_dict=programs, batch_ptr=batch, token_chunk_offset_ptr=at
-            ),
+            metadata=metadata,
         )
         results.append((out, states))
     compare(*results)
