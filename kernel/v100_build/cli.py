@@ -116,11 +116,17 @@ def serve_python(
 
 
 def _print_resources(have: dict) -> None:
-    table = Table("cubin", "kernel", "registers", "shared", "stack", "spills", title="Kernels")
+    """A row for each sm_70 kernel; what other architectures take is in the manifest."""
+    table = Table(title="sm_70 kernels: per thread, and bytes")
+    table.add_column("cubin / kernel", no_wrap=True)
+    for name in ("registers", "shared", "stack", "spills"):
+        table.add_column(name, justify="right", no_wrap=True)
     for file, entry in sorted(have["kernels"].items()):
-        for kernel, r in entry["resources"].items():
+        if not file.endswith(f".sm_{cubins.SM70}.cubin"):
+            continue
+        for kernel, r in sorted(entry["resources"].items()):
             table.add_row(
-                file, kernel, str(r["registers"]), str(r["shared"]), str(r["stack"]),
-                str(r["spill_stores"] + r["spill_loads"]),
+                f"{file.split('.')[0]} / {kernel}", str(r["registers"]), str(r["shared"]),
+                str(r["stack"]), str(r["spill_stores"] + r["spill_loads"]),
             )  # fmt: skip
     out.print(table)
