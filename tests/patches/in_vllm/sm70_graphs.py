@@ -129,6 +129,23 @@ def test_verify_rows_that_fit_get_the_bounded_graph() -> None:
     assert (mode, key) == (FULL, BatchDescriptor(32, 4, True, max_context_bound=BOUND))
 
 
+def test_the_table_of_graph_metrics_names_the_bound() -> None:
+    made = runner()
+    made.vllm_config.observability_config.cudagraph_metrics = True
+    seen = []
+    for hint in (5, None):
+        *_, stat = made._determine_batch_execution_and_padding(
+            num_tokens=32,
+            num_reqs=4,
+            num_scheduled_tokens_np=np.full(4, 8, dtype=np.int32),
+            max_num_scheduled_tokens=8,
+            use_cascade_attn=False,
+            max_context_hint=hint,
+        )
+        seen.append(stat.runtime_mode)
+    assert seen == ["FULL, to 262144", "FULL"]
+
+
 def test_one_oversized_peer_sends_the_batch_to_the_ordinary_graph() -> None:
     mode, key = selected(runner(lengths=(1000, BOUND + 1, 8, 500)), [8] * 4)
     assert (mode, key) == (FULL, BatchDescriptor(32, 4, True))
