@@ -41,6 +41,18 @@ evidence-check: venv ## Say whether the committed GPU evidence belongs to this t
 test-upstream: venv ## Run upstream's own CPU tests on the stock and the patched tree (slow)
 	@$(PY) tests/patches/upstream/run.py
 
+.PHONY: sm70-test
+sm70-test: venv ## Run the sm_70 machine code of every kernel in the emulator, and the emulator's tests
+	@$(PY) -m pytest -q -m "sm70 or not slow" tests/sm70sim && $(PY) -m pytest -q -m sm70 tests/kernel
+
+.PHONY: v100-model
+v100-model: venv ## Model the benchmark shapes on a V100: table, JSON, plot in results/v100-model/
+	@$(PY) -m sm70sim model
+
+.PHONY: v100-validate
+v100-validate: venv ## Compare the cycle model with published V100 figures
+	@$(PY) -m sm70sim validate
+
 .PHONY: lint
 lint: venv ## Check formatting and lint: Python, shell, C++/CUDA, YAML
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .

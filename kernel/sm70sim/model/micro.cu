@@ -24,17 +24,17 @@ ENTRY chase(const u64* p, u64* out, int n) {
   for (int i = 0; i < n; i++) p = (const u64*)*p;
   out[0] = (u64)p;
 }
-// every block of 256 threads reads the same n floats, again and again
-ENTRY block_sum(float* a, const float* __restrict__ b, int n, int iterations, int zero) {
-  float s = 0;
+// every block of 256 threads reads the same n doubles, again and again (as gpu-benches does)
+ENTRY block_sum(double* a, const double* __restrict__ b, int n, int iterations, int zero) {
+  double s = 0;
   b += threadIdx.x;
   for (int it = 0; it < iterations; it++) {
     b += zero;
 #pragma unroll 32
     for (int i = 0; i < n; i += 256) s += b[i];
-    s *= 1.3f;
+    s *= 1.3;
   }
-  if (s == 1233.f) a[threadIdx.x] += s;
+  if (s == 1233.) a[threadIdx.x] += s;
 }
 
 // ---- tensor cores
@@ -95,6 +95,19 @@ ENTRY lds_chase(int* out, int n) {
   u32 q = (u32)__cvta_generic_to_shared(s);
   for (int i = 0; i < n; i++) {
     UNROLL for (int j = 0; j < 32; j++) asm volatile("ld.shared.u32 %0,[%0];" : "+r"(q));
+  }
+  out[threadIdx.x] = q;
+}
+
+// the same chase by index, as CUDA code is written
+ENTRY lds_index(int* out, int n) {
+  __shared__ int s[1024];
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) s[i] = (i + 32) & 1023;
+  __syncthreads();
+  volatile int* v = s;
+  int q = 0;
+  for (int i = 0; i < n; i++) {
+    UNROLL for (int j = 0; j < 32; j++) q = v[q];
   }
   out[threadIdx.x] = q;
 }

@@ -109,9 +109,9 @@ def lds_ways(name: str) -> float:
     return _loop(name, 2, 512, _out) / (16 * 16)
 
 
-def lds_latency() -> float:
+def lds_latency(name: str = "lds_chase") -> float:
     """Cycles of a dependent 32-bit shared load."""
-    return _loop("lds_chase", 1, 32, _out) / 32
+    return _loop(name, 1, 32, _out) / 32
 
 
 def rate(name: str, dtype, per: int = 64) -> float:
@@ -124,7 +124,7 @@ def latency(name: str, dtype, per: int = 64) -> float:
     return _loop(f"{name}_latency", 1, 32, _scalar(dtype), (5, 15)) / per
 
 
-def chase(kib: int) -> float:
+def chase(kib: int, core: float = MEASURED_MHZ) -> float:
     """Cycles of a dependent load in a random ring of this size, after the first round."""
     lines = (kib << 10) // 128
     cycles = []
@@ -134,21 +134,21 @@ def chase(kib: int) -> float:
         order = np.random.default_rng(0).permutation(lines)
         ring.np[order * 16] = ring.addr + np.roll(order, -1).astype(np.uint64) * 128
         args = [ring, mod.dev.zeros(8, np.uint64), np.int32(rounds * lines)]
-        cycles.append(measure(mod, "chase", 1, 1, args, core=MEASURED_MHZ).cycles)
+        cycles.append(measure(mod, "chase", 1, 1, args, core=core).cycles)
     return (cycles[1] - cycles[0]) / lines
 
 
 def block_reads(kib: int) -> float:
     """GB/s of 80 blocks of 256 threads that all read the same buffer again and again."""
-    n = kib * 256
-    iterations = max(1, (1 << 17) // n)
+    n = kib * 128
+    iterations = max(1, (1 << 16) // n)
     us = []
     for rounds in (1, 2):
         mod = _module(16)
-        b, a = mod.dev.zeros(n, np.float32), mod.dev.zeros(256, np.float32)
+        b, a = mod.dev.zeros(n, np.float64), mod.dev.zeros(256, np.float64)
         args = [a, b, np.int32(n), np.int32(rounds * iterations), np.int32(0)]
         us.append(measure(mod, "block_sum", 80, 256, args, warm=[b], core=MEASURED_MHZ).us)
-    return 80 * n * 4 * iterations / (us[1] - us[0]) / 1e3
+    return 80 * n * 8 * iterations / (us[1] - us[0]) / 1e3
 
 
 def stream(name: str, core: float) -> float:
@@ -185,6 +185,7 @@ CHECKS: list[Check] = [
     Check("LDS.32, 4 ways", "cycles each", 4, JIA, lambda: lds_ways("lds32_conflict4")),
     Check("LDS.32, 32 ways", "cycles each", 32, JIA, lambda: lds_ways("lds32_conflict32")),
     Check("LDS, dependent", "cycles", 19, JIA, lds_latency, fitted=True),
+    Check("LDS by index", "cycles", 26.4, FIELD, lambda: lds_latency("lds_index")),
     *_pair("ffma", "FFMA", 64, 4, np.float32, (GUIDE, TUNING)),
     *_pair("lop3", "LOP3", 64, 4, np.uint32, (GUIDE, TUNING)),
     *_pair("iadd_xor", "IADD3, LOP3", 64, 4, np.uint32, (GUIDE, TUNING), per=128),
@@ -195,8 +196,9 @@ CHECKS: list[Check] = [
     Check("SHFL, rate", "lanes/clk/SM", 32, GUIDE, lambda: rate("shfl", np.uint32)),
     Check("L1 hit, dependent", "cycles", 29.9, LATENCY, lambda: chase(8), fitted=True),
     Check("L2 hit, dependent", "cycles", 215.0, LATENCY, lambda: chase(512), fitted=True),
+    Check("L2 hit, dependent, 1530 MHz", "cycles", 210.7, FIELD, lambda: chase(512, 1530.0)),
     Check("DRAM, dependent", "cycles", 428.3, LATENCY, lambda: chase(32768), fitted=True),
-    Check("L1 reads", "GB/s", 13873, CACHE, lambda: block_reads(64)),
+    Check("L1 reads, 64 KiB", "GB/s", 13873, CACHE, lambda: block_reads(64), fitted=True),
     Check("L2 reads, 512 KiB", "GB/s", 2410, CACHE, lambda: block_reads(512), fitted=True),
     Check("L2 reads, 2 MiB", "GB/s", 2440, CACHE, lambda: block_reads(2048)),
     Check("read, 1530 MHz", "GB/s", 879, SKINNY, lambda: stream("read_only", 1530.0)),

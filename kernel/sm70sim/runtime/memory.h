@@ -97,7 +97,7 @@ INL void from_register(Row* R, int rs, u32 l, u8* p) {
     for (int k = 0; k < W / 4; k++) memcpy(p + 4 * k, &R[rs + k][l], 4);
 }
 template <char SPACE, int W, bool SIGNED>
-INL void load(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rd) {
+NOINL void load(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rd) {
   trace_access(c, w, idx, m, ad, W, SPACE);
   FORL(m) {
     Ref r = ref<SPACE>(c, w, idx, l, ad[l], W);
@@ -106,7 +106,7 @@ INL void load(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rd) {
   }
 }
 template <char SPACE, int W>
-INL void store(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rs) {
+NOINL void store(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rs) {
   trace_access(c, w, idx, m, ad, W, SPACE);
   FORL(m) {
     Ref r = ref<SPACE>(c, w, idx, l, ad[l], W);

@@ -70,7 +70,8 @@ INL vu selm(u32 m, vu a, vu b) { return pick(lanes(m), a, b); }
   INL u32 cf_##name(vu a, vu b) { return bits((vi)(asf(a) op asf(b))); }
 COMPARE(LT, <)
 COMPARE(EQ, ==)
-COMPARE(LE, <=) COMPARE(GT, >) COMPARE(GE, >=)
+COMPARE(LE, <=)
+COMPARE(GT, >) COMPARE(GE, >=)
 #undef COMPARE
     INL u32 cs_NE(vu a, vu b) {
   return bits((vi)a != (vi)b);
@@ -84,7 +85,8 @@ INL u32 cf_NE(vu a, vu b) { return bits((vi)(asf(a) != asf(b))) & cf_NUM(a, b); 
   INL u32 cf_##name##U(vu a, vu b) { return ~cf_##opposite(a, b) & 0xffu; }
 UNORDERED(LT, GE)
 UNORDERED(LE, GT)
-UNORDERED(GT, LE) UNORDERED(GE, LT) UNORDERED(EQ, NE) UNORDERED(NE, EQ)
+UNORDERED(GT, LE)
+UNORDERED(GE, LT) UNORDERED(EQ, NE) UNORDERED(NE, EQ)
 #undef UNORDERED
 
     // ---- integers

@@ -11,9 +11,10 @@ typedef int64_t i64;
 
 #define CONFIG(X)                                                                             \
   X(machine_sms)                                                                              \
-  X(machine_core_mhz) X(machine_memory_mhz) X(machine_l2_slices) X(machine_channels)          \
-      X(machine_max_warps) X(machine_max_ctas) X(machine_shared_bytes) X(machine_l1_bytes)    \
-          X(machine_registers) X(launch_cta_start) X(issue_branch) X(issue_barrier)           \
+  X(machine_core_mhz)                                                                         \
+  X(machine_memory_mhz) X(machine_l2_slices) X(machine_channels) X(machine_max_warps)         \
+      X(machine_max_ctas) X(machine_shared_bytes) X(machine_l1_bytes) X(machine_registers)    \
+          X(launch_cta_start) X(issue_branch) X(issue_operands_read) X(issue_barrier)         \
               X(issue_l0_lines) X(issue_l0_miss) X(issue_l0_next_line) X(issue_l0_fetch)      \
                   X(memory_pipe_mio_queue) X(memory_pipe_loads_in_flight)                     \
                       X(memory_pipe_stores_in_flight) X(memory_pipe_issue_to_pipe)            \

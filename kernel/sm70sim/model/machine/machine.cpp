@@ -283,7 +283,7 @@ void Machine::issue(u32 smi, u32 subi, u32 place) {
   b.last = place;
   b.pipe_free[in.pipe] = now + in.interval;
 
-  u64 done = now + in.latency, sources_read = now + 6;
+  u64 done = now + in.latency, sources_read = now + (u64)f_.issue_operands_read;
   bool is_long = false;
   if (on_memory_pipe(in.pipe)) {
     u64 start = std::max(now + (u64)f_.memory_pipe_issue_to_pipe, s.memory_pipe_free);
