@@ -423,8 +423,8 @@ def _compiled(geometry: Geometry, config: Mapping[str, Any], found: Diagnosis) -
     }
     found.notes.append(
         "Triton and Inductor need a C and a C++ compiler with Python's headers on the service's "
-        "PATH; ptxas comes with the triton wheel; no CUDA toolkit and no ninja is needed by what "
-        "this model runs"
+        "PATH; ptxas comes with the triton wheel. Nothing above is known to need ninja or nvcc; "
+        "a node's preflight asks for them all the same, for extensions that JIT-compile at start"
     )
 
 
