@@ -95,11 +95,13 @@ def main(argv: list[str] | None = None) -> int:
     doctor.add_argument("--card", type=_card, action="append", help="GiB, or a card's name")
     doctor.add_argument("--library", type=Path, help="_vllm_fa2_C.abi3.so to ask what it holds")
     doctor.add_argument("--json", action="store_true")
-    pack = commands.add_parser("bundle", help="one release of one instance, for a node")
+    pack = commands.add_parser(
+        "bundle", help="one release of one instance; its rendered files come as JSON on stdin"
+    )
     pack.add_argument("profile", type=Path)
     pack.add_argument("--gpus", type=_gpus, default=[])
     pack.add_argument("--port", type=int, required=True)
-    for name in ("release", "systemd", "rendered", "out"):
+    for name in ("release", "systemd", "out"):
         pack.add_argument(f"--{name}", type=Path, required=True)
     pack.add_argument("--wheelhouse", type=Path)
     options = parser.parse_args(argv)
@@ -118,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
                 gpus=options.gpus,
                 port=options.port,
                 systemd=options.systemd,
-                rendered=options.rendered,
+                rendered=json.load(sys.stdin),
                 out=options.out,
                 wheelhouse=options.wheelhouse,
             )

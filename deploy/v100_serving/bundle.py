@@ -69,7 +69,7 @@ def bundle(
     gpus: list[int],
     port: int,
     systemd: Path,
-    rendered: Path,
+    rendered: dict[str, str],
     out: Path,
     wheelhouse: Path | None = None,
 ) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def bundle(
     Args:
         release: folder with manifest.json, wheels and lock files.
         systemd: the repository's folder of units and node programs.
-        rendered: folder with instance.conf, api.conf, api.cfg and gate.json of this instance.
+        rendered: instance.conf, api.conf, api.cfg and gate.json of this instance, by name.
         wheelhouse: wheels of the lock file; counted for the space that the node needs.
 
     Raises:
@@ -96,13 +96,14 @@ def bundle(
         "release.json": json.dumps(_release_facts(manifest, digest, artifact), indent=1).encode()
         + b"\n",
     }
-    for folder, below in ((systemd / "bin", "bin/"), (systemd / "units", "units/"), (rendered, "")):
+    for folder, below in ((systemd / "bin", "bin/"), (systemd / "units", "units/")):
         for path in sorted(folder.iterdir()):
             if path.is_file():
                 files[below + path.name] = path.read_bytes()
     for needed in ("instance.conf", "api.conf", "api.cfg", "gate.json"):
-        if needed not in files:
-            raise BundleError(f"{rendered} lacks {needed}")
+        if needed not in rendered:
+            raise BundleError(f"the rendered files lack {needed}")
+        files[needed] = rendered[needed].encode()
     index = json.dumps({n: _sha256(d) for n, d in sorted(files.items())}, indent=1).encode() + b"\n"
     identity = f"{name}-{_sha256(index)[:12]}"
     out.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from fake_release import fake_release, fake_wheelhouse  # noqa: E402
-from testbed_hosts import REPOSITORY, Hosts  # noqa: E402
+from testbed_hosts import KEPT, REPOSITORY, Hosts  # noqa: E402
 
 FAKE_GPUS = ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia3", "/dev/nvidiactl"]
 RELEASES = {
@@ -57,7 +57,8 @@ def hosts(releases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vllm-v100"
     cache.mkdir(parents=True, exist_ok=True)
     try:
-        booted = Hosts.boot(2, f"v{os.getpid() % 1000000}", {cache: "/srv/v100-cache"})
+        tag = KEPT if os.environ.get("V100_KEEP_HOSTS") else f"v{os.getpid() % 1000000}"
+        booted = Hosts.boot(2, tag, {cache: "/srv/v100-cache"})
     except RuntimeError as error:
         pytest.fail(str(error), pytrace=False)
     try:
