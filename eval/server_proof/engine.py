@@ -78,7 +78,7 @@ class Engine:
         )
         self.weights: Any = "vLLM's dummy weights, which repeat one token"
         if scenario.get("seeded", True):
-            (self.weights,) = self.llm.collective_rpc(seed_weights, args=(SEED,))
+            self.weights = self.llm.collective_rpc(seed_weights, args=(SEED,))
 
     def facts(self) -> dict[str, Any]:
         """What the engine is: backend, page sizes, graph keys."""
@@ -102,20 +102,27 @@ class Engine:
                 for groups in runner.attn_groups
                 for group in groups
             ]
-            return {"graphs": graphs, "groups": groups, "blocks": runner.kv_cache_config.num_blocks}
+            import torch
 
-        (facts,) = self.llm.collective_rpc(ask)
-        import torch
+            on_gpu = torch.cuda.is_available()
+            return {
+                "graphs": graphs,
+                "groups": groups,
+                "blocks": runner.kv_cache_config.num_blocks,
+                "gpu": torch.cuda.get_device_name() if on_gpu else "none",
+                "torch": torch.__version__,
+                # Of this process alone, unlike free memory: what graphs add is in "reserved".
+                "cuda_bytes": {
+                    "allocated": torch.cuda.memory_allocated() if on_gpu else 0,
+                    "reserved": torch.cuda.memory_reserved() if on_gpu else 0,
+                },
+            }
 
-        return facts | {
+        ranks = self.llm.collective_rpc(ask)
+        return ranks[0] | {
+            "ranks": len(ranks),
+            "graphs_by_rank": [rank["graphs"] for rank in ranks],
             "weights": self.weights,
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-            "torch": torch.__version__,
-            # Of this process alone, unlike free memory: what graphs add shows in "reserved".
-            "cuda_bytes": {
-                "allocated": torch.cuda.memory_allocated(),
-                "reserved": torch.cuda.memory_reserved(),
-            },
             "init_s": round(time.time() - T0, 1),
         }
 
@@ -132,13 +139,17 @@ class Engine:
             found[metric.name + (f" {labels}" if labels else "")] = metric.value
         return found
 
-    def worker_routes(self) -> dict[str, int]:
-        """The route totals that the worker itself kept (what its log lines say)."""
-        try:
-            from vllm.v1.attention.route_stats import route_stats
-        except ImportError:
-            return {}
-        return {"/".join(key): n for key, n in sorted(route_stats.totals().items())}
+    def worker_routes(self) -> list[dict[str, int]]:
+        """The route totals that each rank itself kept (what its log lines say)."""
+
+        def ask(worker: Any) -> dict[str, int]:
+            try:
+                from vllm.v1.attention.route_stats import route_stats
+            except ImportError:
+                return {}
+            return {"/".join(key): n for key, n in sorted(route_stats.totals().items())}
+
+        return self.llm.collective_rpc(ask)
 
     def generate(self, prompts: list[list[int]], max_tokens: int, logprobs: int | None) -> Any:
         from vllm import SamplingParams

@@ -280,7 +280,26 @@ def judge_long(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-JUDGES = {"dense": judge_dense, "hybrid": judge_hybrid, "long": judge_long}
+def judge_tp2(results: Results) -> list[dict[str, Any]]:
+    """Claims of the part `tp2`."""
+    label = "tp2-sm70-e4m3-mtp"
+    facts, ranks = results[label]["facts"], results[label]["worker_routes"]
+    bounded = [
+        sum(n for name, n in graphs.items() if "bounded" in name)
+        for graphs in facts["graphs_by_rank"]
+    ]
+    return [
+        claim("Every rank captured its bounded graphs", bounded == [16, 16], bounded=bounded),
+        claim(
+            "Every rank took them, and each as often as the others",
+            len(ranks) == 2 and ranks[0] == ranks[1] and ranks[0].get("target/long/bounded", 0) > 0,
+            launches=ranks,
+        ),
+        _counted(results, label, "c1", "bounded", "long"),
+    ]
+
+
+JUDGES = {"dense": judge_dense, "hybrid": judge_hybrid, "long": judge_long, "tp2": judge_tp2}
 
 
 def timings(results: Results) -> dict[str, Any]:

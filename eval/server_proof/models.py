@@ -43,16 +43,17 @@ def dense_config() -> dict[str, Any]:
     }
 
 
-def hybrid_config(layers: int = 8) -> dict[str, Any]:
-    """One rank of Qwen3.5-27B at TP4 in shape: 6 query heads and 1 KV head of 256, GDN layers."""
+def hybrid_config(layers: int = 8, ranks: int = 1) -> dict[str, Any]:
+    """`ranks` ranks of Qwen3.5-27B at TP4 in shape: on each, 6 query heads and 1 KV head of 256,
+    4 key and 12 value heads of GDN."""
     kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)]
     text = {
         "model_type": "qwen3_5_text",
         "hidden_size": 5120,
-        "intermediate_size": 4352,
+        "intermediate_size": 4352 * ranks,
         "num_hidden_layers": layers,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 1,
+        "num_attention_heads": 6 * ranks,
+        "num_key_value_heads": ranks,
         "head_dim": 256,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
@@ -66,8 +67,8 @@ def hybrid_config(layers: int = 8) -> dict[str, Any]:
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
-        "linear_num_key_heads": 4,
-        "linear_num_value_heads": 12,
+        "linear_num_key_heads": 4 * ranks,
+        "linear_num_value_heads": 12 * ranks,
         "mamba_ssm_dtype": "float32",
         "mtp_num_hidden_layers": 1,
         "mtp_use_dedicated_embeddings": False,
@@ -119,6 +120,7 @@ CONFIGS = {
     "dense": dense_config,
     "hybrid": hybrid_config,
     "hybrid-shallow": lambda: hybrid_config(layers=4),
+    "hybrid-tp2": lambda: hybrid_config(ranks=2),
 }
 
 
@@ -151,7 +153,7 @@ def seed_weights(worker: Any, seed: int) -> dict[str, float]:
     """Fills the worker's target model, and its MTP drafter, in place.
 
     Graphs stay valid: they hold addresses. Each parameter has a generator of its own, seeded by its
-    name, so that engines with other options hold the same weights.
+    name and rank, so that engines with other options hold the same weights.
 
     Returns:
         The number of parameters, and their mean absolute value as a fingerprint.
@@ -159,6 +161,7 @@ def seed_weights(worker: Any, seed: int) -> dict[str, float]:
     import torch
 
     runner = worker.model_runner
+    rank = worker.rank
     models = {"target": runner.get_model()}
     drafter = getattr(getattr(runner, "drafter", None), "model", None)
     if isinstance(drafter, torch.nn.Module):
@@ -172,7 +175,7 @@ def seed_weights(worker: Any, seed: int) -> dict[str, float]:
                     if weight.data_ptr() in done or "visual" in module_name:
                         continue
                     done.add(weight.data_ptr())
-                    _fill(weight, module, f"{label}.{module_name}.{name}", seed)
+                    _fill(weight, module, f"{label}.{module_name}.{name}", seed + 7919 * rank)
                     total += weight.float().abs().sum().item()
                     count += weight.numel()
     return {"parameters": count, "mean_abs": total / count}

@@ -8,7 +8,7 @@ RAGGED = [17, 33, 64, 100, 129, 255, 256, 300, 512, 777, 1000, 1500, 2047, 3000,
 SHORT = [200, 1000, 4000]
 LONG_LIMIT = 262144
 VERIFY = 8
-FULL_LAYERS = {"dense": 4, "hybrid": 2, "hybrid-shallow": 1}
+FULL_LAYERS = {"dense": 4, "hybrid": 2, "hybrid-shallow": 1, "hybrid-tp2": 2}
 
 MTP = {"method": "mtp", "num_speculative_tokens": VERIFY - 1}
 NGRAM = {
@@ -177,4 +177,20 @@ def long() -> list[dict[str, Any]]:
     ]
 
 
-PARTS = {"dense": dense, "hybrid": hybrid, "long": long}
+def tp2() -> list[dict[str, Any]]:
+    """Two ranks on two GPUs, each with the shapes of a TP4 rank: what every rank selects."""
+    return [
+        _hybrid(
+            "tp2-sm70-e4m3-mtp",
+            "SM70_ATTN",
+            "fp8_e4m3",
+            [_greedy("c1", [9000], 32), _greedy("c4", [5000] * 4, 32)],
+            kind="hybrid-tp2",
+            speculative=MTP,
+            options={"tensor_parallel_size": 2},
+            environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        )
+    ]
+
+
+PARTS = {"dense": dense, "hybrid": hybrid, "long": long, "tp2": tp2}

@@ -159,9 +159,24 @@ def test_parts_are_well_formed() -> None:
             arriving = sum(any(t["task"] == "barrier" for t in s["tasks"]) for s in scenarios())
             assert task["parties"] == arriving
     assert FULL_LAYERS["dense"] == CONFIGS["dense"]()["num_hidden_layers"]
-    for kind in ("hybrid", "hybrid-shallow"):
+    for kind in ("hybrid", "hybrid-shallow", "hybrid-tp2"):
         layers = CONFIGS[kind]()["text_config"]["layer_types"]
         assert layers.count("full_attention") == FULL_LAYERS[kind]
+
+
+def test_ranks_that_differ_fail_their_claim() -> None:
+    facts = {"graphs_by_rank": [{"FULL bounded 262144": 16}] * 2}
+    routes = {"target/long/bounded": 128}
+    result = {
+        "scenario": {"kind": "hybrid-tp2"},
+        "facts": facts,
+        "worker_routes": [routes, dict(routes)],
+        "tasks": {"c1": wave([ONE], counted=counted(64, 32))},
+    }
+    assert all(c["holds"] for c in judge.judge_tp2({"tp2-sm70-e4m3-mtp": result}))
+    result["worker_routes"][1]["target/long/bounded"] = 126
+    failed = [c["claim"] for c in judge.judge_tp2({"tp2-sm70-e4m3-mtp": result}) if not c["holds"]]
+    assert failed == ["Every rank took them, and each as often as the others"]
 
 
 def test_prompts_are_the_same_in_every_engine() -> None:
