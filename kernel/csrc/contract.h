@@ -46,8 +46,8 @@ struct Contract {
 
 namespace contract {
 
-using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 
 inline void aligned(const char* name, long long bytes, int multiple) {
   STD_TORCH_CHECK(bytes % multiple == 0, name, " is at or steps by ", bytes,
@@ -55,8 +55,7 @@ inline void aligned(const char* name, long long bytes, int multiple) {
 }
 
 inline void on_device(const char* name, const Tensor& t, int device) {
-  STD_TORCH_CHECK(t.is_cuda() && t.get_device() == device, name,
-                  " is not on the CUDA device of q");
+  STD_TORCH_CHECK(t.is_cuda() && t.get_device() == device, name, " is not on the CUDA device of q");
 }
 
 // [tokens, heads, D] halves, last dimension contiguous, the rest in steps of 8 bytes.

@@ -31,8 +31,8 @@ constexpr float kNoMaximum = -1e30f;  // finite: a fully masked tile gives 2^-in
 template <int D, class Kv, int RowTiles>
 struct Shape {
   static constexpr int kTokens = paged_tile_tokens(D, Kv::kBytes);
-  static constexpr int kWarpTokens = kTokens / kWarps;      // of a warp in QK
-  static constexpr int kTokenTiles = kWarpTokens / 8;       // M tiles of a warp in QK: 1 or 2
+  static constexpr int kWarpTokens = kTokens / kWarps;  // of a warp in QK
+  static constexpr int kTokenTiles = kWarpTokens / 8;   // M tiles of a warp in QK: 1 or 2
   static constexpr int kTileGroups = kTokens / 16;
   static constexpr int kChunks = D / 32;                    // 32 dims: 8 for each quadpair
   static constexpr int kPassTiles = RowTiles <= 2 ? 1 : 2;  // row tiles of a pass over K
@@ -42,18 +42,18 @@ struct Shape {
   // V in registers: 16 of them, 8 with two row tiles (two CTAs share an SM there as well).
   static constexpr int kMostRing = (RowTiles == 2 ? 32 : 64) / Kv::kBytes;
   static constexpr int kRing = kPvTokens < kMostRing ? kPvTokens : kMostRing;
-  static constexpr int kSoftmaxTokens = kTokens / 32;       // of a lane
+  static constexpr int kSoftmaxTokens = kTokens / 32;  // of a lane
   static constexpr int kSoftmaxRows = RowTiles == 6 ? 3 : RowTiles < 4 ? RowTiles : 4;
   // Shared memory. S pitch = 8 mod 32 words: stores of S are two-way conflicted at worst; P pitch
   // = 16 mod 128 bytes: eight rows of 16 bytes hit different banks.
-  static constexpr int kScorePitch = kTokens + 8;           // floats
-  static constexpr int kProbPitch = (kTokens + 8) * 2;      // bytes
+  static constexpr int kScorePitch = kTokens + 8;       // floats
+  static constexpr int kProbPitch = (kTokens + 8) * 2;  // bytes
   static constexpr int kQueryOffset = 0;
   static constexpr int kScoreOffset = kQueryOffset + RowTiles * 8 * D * 2;
   static constexpr int kProbOffset = kScoreOffset + RowTiles * 8 * kScorePitch * 4;
   static constexpr int kFactorOffset = kProbOffset + RowTiles * 8 * kProbPitch;
   static constexpr int kPlaceOffset = kFactorOffset + RowTiles * 8 * 4;
-  static constexpr int kPlaceSlots = 4;                     // tiles whose groups are looked up
+  static constexpr int kPlaceSlots = 4;  // tiles whose groups are looked up
   static_assert(kPlaceOffset + kPlaceSlots * kTileGroups * 16 ==
                 paged_shared_bytes(D, Kv::kBytes, RowTiles));
 };
@@ -177,15 +177,13 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
     const unsigned char* k_head = a.k + static_cast<long long>(opaque(kv_head)) * a.k_head_stride;
     const Lane lane(opaque(thread));
     const int token = (thread >> 5) * S::kWarpTokens;  // in the tile
-    const u64 place =
-        places[(tile & (S::kPlaceSlots - 1)) * S::kTileGroups + (token >> 4)].x;
+    const u64 place = places[(tile & (S::kPlaceSlots - 1)) * S::kTileGroups + (token >> 4)].x;
 #pragma unroll
     for (int u = 0; u < S::kTokenTiles; u++) {
-      const int mine = (token & 15) + (S::kTokenTiles == 2 ? (u ^ swap_low) * 8 : 0) +
-                       lane.operand_row();
+      const int mine =
+          (token & 15) + (S::kTokenTiles == 2 ? (u ^ swap_low) * 8 : 0) + lane.operand_row();
       const bool live = begin + tile * S::kTokens + (token & ~15) + mine < end;
-      const unsigned char* p =
-          k_head + place + mine * a.k_token_stride + lane.quadpair * 8;
+      const unsigned char* p = k_head + place + mine * a.k_token_stride + lane.quadpair * 8;
 #pragma unroll
       for (int i = 0; i < kKLoads; i++) k[u][i] = load_stream64_if(live, p + i * 32);
     }
@@ -203,8 +201,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
   const long long v_step = 4LL * a.v_token_stride;
   auto load_group = [&](int tile, int ring, int group) {
     const int token = token_part * S::kPvTokens + ring * S::kRing + group * 16;  // in the tile
-    const u64 place =
-        places[(tile & (S::kPlaceSlots - 1)) * S::kTileGroups + (token >> 4)].y;
+    const u64 place = places[(tile & (S::kPlaceSlots - 1)) * S::kTileGroups + (token >> 4)].y;
     const unsigned char* p = v_lane + place;
     const int left = end - (begin + tile * S::kTokens + token + lane.t);
 #pragma unroll
@@ -252,8 +249,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
         for (int u = 0; u < S::kTokenTiles; u++)
 #pragma unroll
           for (int i = 0; i < 8; i++) acc[j][u][i] = 0;
-      const int row_swap =
-          S::kPassTiles == 2 ? (S::kTokenTiles == 2 ? swap_high : swap_low) : 0;
+      const int row_swap = S::kPassTiles == 2 ? (S::kTokenTiles == 2 ? swap_high : swap_low) : 0;
       u32 q_address[S::kPassTiles];
       uint4 q[S::kPassTiles];
 #pragma unroll
@@ -302,8 +298,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
         }
 #pragma unroll
       for (int i = 0; i < 8; i++)
-        mine[0][i] += __shfl_xor_sync(
-            ~0u, mine[kTokenExchange && kRowExchange ? 1 : 0][i], 8);
+        mine[0][i] += __shfl_xor_sync(~0u, mine[kTokenExchange && kRowExchange ? 1 : 0][i], 8);
       // Lanes that differ only in quadpair bits that exchanged nothing hold the same values.
       const bool writes = (kTokenExchange || kRowExchange || !swap_low) &&
                           ((kTokenExchange && kRowExchange) || !swap_high);
@@ -386,8 +381,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
           total += x[n][i];
         }
         sum[j] = fmaf(sum[j], factor, total);
-        char* p =
-            shared + S::kProbOffset + row * S::kProbPitch + lane_id * S::kSoftmaxTokens * 2;
+        char* p = shared + S::kProbOffset + row * S::kProbPitch + lane_id * S::kSoftmaxTokens * 2;
         if constexpr (S::kSoftmaxTokens == 4)
           *reinterpret_cast<uint2*>(p) =
               make_uint2(pack_halves(x[n][0], x[n][1]), pack_halves(x[n][2], x[n][3]));
@@ -432,8 +426,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
             p[j] = load_shared128(prob_base + j * 8 * S::kProbPitch +
                                   (ring * S::kRing + (i + 2) * 4) * 2);
         }
-        if (i % kGroupLoads == kGroupLoads - 2)
-          load_group(next_tile, next_ring, i / kGroupLoads);
+        if (i % kGroupLoads == kGroupLoads - 2) load_group(next_tile, next_ring, i / kGroupLoads);
       }
     }
   }
@@ -497,7 +490,7 @@ __device__ __forceinline__ void paged_split(const PagedArgs& a) {
 }
 
 // Adds the splits of one query row; a CTA has one row of one KV head of one request. D / 8 lanes
-// hold a row (16 bytes each), so that 128 threads read several splits at a time; their sums are
+// hold a row (16 bytes each), so that the threads read several splits at a time; their sums are
 // added in a fixed order.
 template <int D, class Kv>
 __device__ __forceinline__ void paged_join_row(const PagedArgs& a) {
@@ -571,10 +564,10 @@ __device__ __forceinline__ void paged_join_row(const PagedArgs& a) {
 
 }  // namespace sm70
 
-#define PAGED_SPLIT(ROW_TILES, MIN_CTAS)                                              \
-  extern "C" __global__ void __launch_bounds__(sm70::kPagedThreads, MIN_CTAS)         \
-      paged_split_t##ROW_TILES(const __grid_constant__ sm70::PagedArgs a) {           \
-    sm70::paged_split<HEAD_DIM, sm70::KV, ROW_TILES>(a);                              \
+#define PAGED_SPLIT(ROW_TILES, MIN_CTAS)                                      \
+  extern "C" __global__ void __launch_bounds__(sm70::kPagedThreads, MIN_CTAS) \
+      paged_split_t##ROW_TILES(const __grid_constant__ sm70::PagedArgs a) {   \
+    sm70::paged_split<HEAD_DIM, sm70::KV, ROW_TILES>(a);                      \
   }
 
 // Row tiles of 8 query rows: 1, 2, 4, 6, 8.

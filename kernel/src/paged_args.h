@@ -12,7 +12,7 @@
 namespace sm70 {
 
 constexpr int kPagedThreads = 256;
-constexpr int kPagedJoinThreads = 128;
+constexpr int kPagedJoinThreads = 256;
 constexpr int kPagedMaxRows = 64;         // query rows of a CTA: more rows take more CTAs
 constexpr int kPagedMaxQueryTokens = 16;  // of a request
 constexpr int kPagedMaxGroup = 16;        // query heads of a KV head
@@ -25,15 +25,15 @@ constexpr int kPagedTargetWideCtas = 80;
 constexpr int kPagedNarrowRows = 16;
 
 struct PagedArgs {
-  const void* q;             // halves
-  const unsigned char* k;    // cache bytes
+  const void* q;           // halves
+  const unsigned char* k;  // cache bytes
   const unsigned char* v;
   const int* block_table;
   const int* seq_lens;
   const int* query_start_loc;
-  void* out;                 // halves
-  void* partial_out;         // halves [request][KV head][row_splits][D], chunk order (paged.cu)
-  void* partial_stats;       // float2 [request][KV head][row_splits]: maximum (log2), sum
+  void* out;            // halves
+  void* partial_out;    // halves [request][KV head][row_splits][D], chunk order (paged.cu)
+  void* partial_stats;  // float2 [request][KV head][row_splits]: maximum (log2), sum
   long long q_token_stride, q_head_stride;      // halves
   long long out_token_stride, out_head_stride;  // halves
   long long k_page_stride, v_page_stride;       // bytes
@@ -41,13 +41,13 @@ struct PagedArgs {
   int k_token_stride, k_head_stride;            // bytes
   int v_token_stride, v_head_stride;            // bytes
   int num_pages, table_width;
-  int groups_per_page;       // page size / 16
-  unsigned page_magic;       // see common/paging.cuh
-  int kv_heads, group;       // group: query heads of a KV head
+  int groups_per_page;  // page size / 16
+  unsigned page_magic;  // see common/paging.cuh
+  int kv_heads, group;  // group: query heads of a KV head
   int max_seq_len, max_query_len;
-  int row_splits;            // room per request and KV head in the partial buffers
-  float qk_scale;            // softmax scale * K descale * unit of the type * log2(e)
-  float out_scale;           // V descale * unit of the type
+  int row_splits;   // room per request and KV head in the partial buffers
+  float qk_scale;   // softmax scale * K descale * unit of the type * log2(e)
+  float out_scale;  // V descale * unit of the type
 };
 
 SM70_BOTH int paged_ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -55,7 +55,7 @@ SM70_BOTH int paged_ceil_div(int a, int b) { return (a + b - 1) / b; }
 // How a request is split depends on its own length, its own query tokens and the geometry of the
 // layer: never on the rest of the batch or on the GPU.
 struct PagedSplit {
-  int units;   // split units of one split
+  int units;  // split units of one split
   int splits;
 };
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.sm70
 KERNEL = Path(__file__).resolve().parents[2] / "kernel"
 SENTINEL = np.float16(1234.0)
 TOLERANCE = 1e-3  # of the largest value of a request and head: FP16 P, partial O and output
-THREADS, JOIN_THREADS, MAX_ROWS = 256, 128, 64
+MAX_ROWS = 64  # of a CTA
 
 _POINTERS = ("q", "k", "v", "table", "lens", "starts", "out", "partial_out", "partial_stats")
 _STRIDES = ("q_token", "q_head", "out_token", "out_head", "k_page", "v_page", "table_row")
@@ -44,6 +44,8 @@ extern "C" int row_splits(int len, int n, int g, int h) { return paged_row_split
 extern "C" int splits(int len, int n, int g, int h) { return paged_split_of(len, n, g, h).splits; }
 extern "C" int units(int len, int n, int g, int h) { return paged_split_of(len, n, g, h).units; }
 extern "C" int shared_bytes(int d, int b, int t) { return paged_shared_bytes(d, b, t); }
+extern "C" int threads() { return kPagedThreads; }
+extern "C" int join_threads() { return kPagedJoinThreads; }
 extern "C" unsigned magic(int groups) { return page_magic(groups); }
 """
 
@@ -123,7 +125,9 @@ class Run:
         self.rows = p.row_splits(b.contract, b.most_queries, b.group, b.kv_heads)
         slots = len(b.lens) * b.kv_heads * self.rows
         tokens, heads = sum(b.queries), b.group * b.kv_heads
-        self.dev = dev = sm70sim.Device((1 << 22) + 4 * pages * b.page * token + slots * b.dim * 3)
+        self.dev = dev = sm70sim.Device(
+            (1 << 22) + 4 * pages * b.page * token + slots * b.dim * 3, track_init=True
+        )
         self.caches = []
         for _ in range(1 if b.interleaved else 2):
             memory = dev.empty(pages * b.page * token + b.gap, np.uint8)
@@ -133,6 +137,7 @@ class Run:
             else:
                 raw = rng.integers(0, 256, memory.np.size, dtype=np.uint8)
                 memory.np[:] = raw & 0x80 | (raw & 0x7F) % (0x48 if b.kv == "e4m3" else 0x44)
+            memory.mark_initialised()
             self.caches.append((memory, b.gap))
         if b.interleaved:
             self.caches.append((self.caches[0][0], b.gap + row * b.kv_heads))
@@ -153,8 +158,9 @@ class Run:
         starts = np.concatenate([[0], np.cumsum(b.queries)]).astype(np.int32)
         self.starts = starts
         self.out = dev.put(np.full((tokens + 2, heads, b.dim), SENTINEL, np.float16))
-        self.partial = dev.put(np.full((slots, b.dim), np.nan, np.float16))
-        self.stats = dev.put(np.full((slots, 2), np.nan, np.float32))
+        # Never written by the host: reading what no split wrote is an error of the emulator.
+        self.partial = dev.empty((slots, b.dim), np.float16)
+        self.stats = dev.empty((slots, 2), np.float32)
         self.k_scale, self.v_scale = 0.5, 0.25
         unit = 256.0 if b.kv == "e4m3" else 1.0
         args = np.zeros((), ARGS)
@@ -197,9 +203,11 @@ class Run:
         grid = (chunks * b.kv_heads, p.split_bound(b.contract, 1, b.group, b.kv_heads), len(b.lens))
         module = sm70sim.Module(cubin(f"paged_d{b.dim}_{b.kv}"), self.dev)
         shared = p.shared_bytes(b.dim, 2 if b.kv == "fp16" else 1, tiles)
-        module.launch(f"paged_split_t{tiles}", grid, THREADS, [self.args], shared, reverse=reverse)
         module.launch(
-            "paged_join", (rows, b.kv_heads, len(b.lens)), JOIN_THREADS, [self.args],
+            f"paged_split_t{tiles}", grid, p.threads(), [self.args], shared, reverse=reverse
+        )
+        module.launch(
+            "paged_join", (rows, b.kv_heads, len(b.lens)), p.join_threads(), [self.args],
             reverse=reverse,
         )  # fmt: skip
         return self.out.np.copy()

@@ -15,7 +15,7 @@ namespace sm70 {
 
 struct E4M3 {
   static constexpr int kBytes = 1;
-  static constexpr float kUnit = 256.0f;     // a stored half times this is the value
+  static constexpr float kUnit = 256.0f;       // a stored half times this is the value
   static constexpr bool kEvenOddQuads = true;  // order of a converted quad: 0 2 1 3
   static constexpr bool kAlwaysFinite = true;  // stale bytes never convert to NaN or infinity
   // sign | exponent and mantissa one bit lower: 4 exponent bits of bias 7 read under bias 15.
