@@ -52,16 +52,20 @@ def summary(groups: Groups) -> Summary | None:
 
 def _draw(rng: np.random.Generator, groups: Groups, draws: int) -> np.ndarray:
     """Bootstrap medians, float64 [draws]: starts with replacement, then repeats in each."""
-    filled = [np.asarray(group, dtype=float) for group in groups if len(group)]
-    medians = np.empty(draws)
-    for index in range(draws):
-        picked = rng.integers(len(filled), size=len(filled))
-        sample = [
-            filled[start][rng.integers(filled[start].size, size=filled[start].size)]
-            for start in picked
-        ]
-        medians[index] = np.median(np.concatenate(sample))
-    return medians
+    filled = [group for group in groups if len(group)]
+    counts = np.array([len(group) for group in filled])
+    values = np.full((len(filled), counts.max()), np.nan)
+    for start, group in enumerate(filled):
+        values[start, : len(group)] = group
+    picked = rng.integers(len(filled), size=(draws, len(filled)))
+    size = counts[picked][..., None]
+    repeat = (rng.random((*picked.shape, counts.max())) * size).astype(int)
+    sample = values[picked[..., None], repeat]
+    if counts.min() == counts.max():
+        return np.median(sample.reshape(draws, -1), axis=1)
+    # A start with fewer repeats fills fewer places.
+    sample[np.arange(counts.max()) >= size] = np.nan
+    return np.nanmedian(sample.reshape(draws, -1), axis=1)
 
 
 def interval(
