@@ -86,6 +86,9 @@ inline void cache(const char* name, const Tensor& t, KvDtype kv) {
                   "; expected 1");
   aligned(name, reinterpret_cast<long long>(t.data_ptr()), 8);
   for (int i = 0; i < 3; ++i) aligned(name, t.stride(i) * element_bytes(kv), 8);
+  // Kernels multiply it with a token's place in a group of 16, in 32 bits.
+  STD_TORCH_CHECK(t.stride(1) * element_bytes(kv) < (1 << 27), name, " has tokens ",
+                  t.stride(1) * element_bytes(kv), " bytes apart; at most 2^27");
 }
 
 inline void indices(const char* name, const Tensor& t, int dims) {
