@@ -33,6 +33,16 @@ verify: venv ## Re-hash a release (RELEASE=dist/...) and name what differs
 test: venv ## Run the tests that need no GPU (under 30 minutes on two cores, cold)
 	@$(PY) -m pytest -q tests --ignore=tests/deploy/hosts
 
+.PHONY: demo
+demo: venv ## Build, serve on CPU and gate the patched vLLM against its control (STARTS=2: twice)
+	@$(PY) -m v100_gate demo --starts $(or $(STARTS),1)
+
+.PHONY: gate gate-check
+gate: venv ## Run what a pull request has to show here, write docs/evidence/merge-gate.json (PARTS=)
+	@$(PY) -m v100_gate merge $(PARTS)
+gate-check: venv ## Say whether the committed merge-gate.json stands for this tree
+	@$(PY) -m v100_gate merge-check
+
 .PHONY: evidence-check
 evidence-check: venv ## Say whether the committed GPU evidence belongs to this tree's kernels
 	@$(PY) -m v100_operator verify docs/evidence

@@ -263,6 +263,56 @@ def demo(
 
 
 @app.command()
+def merge(
+    parts: Annotated[list[str] | None, typer.Argument(help="only these parts")] = None,
+) -> None:
+    """Run what a pull request has to show here, and write docs/evidence/merge-gate.json."""
+    import tempfile
+
+    from v100_gate import merge as merging
+
+    def heading(text: str) -> None:
+        console.print(text, style="bold", markup=False)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="v100-gate-") as scratch:
+            document = merging.merge(parts or [], heading, Path(scratch))
+        table = Table(title="merge gate", title_justify="left")
+        for name in ("part", "status", "required", "what", "reason"):
+            table.add_column(name, overflow="fold")
+        for name, row in document["parts"].items():
+            table.add_row(
+                name,
+                f"[{STYLES[row['status']]}]{row['status']}[/]",
+                "yes" if row["required"] else "no",
+                row["what"],
+                row["reason"].replace("[", "\\["),
+            )
+        console.print(table)
+        wrong = merging.problems()
+    except GateError as error:
+        say(error)
+        raise typer.Exit(error.exit_code) from None
+    for text in wrong:
+        console.print(text, style="red", markup=False)
+    console.print(f"written: {merging.FILE.relative_to(merging.REPO)}", markup=False)
+    raise typer.Exit(1 if wrong else 0)
+
+
+@app.command("merge-check")
+def merge_check() -> None:
+    """Say whether the committed merge file stands for this tree (for CI)."""
+    from v100_gate import merge as merging
+
+    wrong = merging.problems()
+    for text in wrong:
+        console.print(text, style="red", markup=False)
+    if not wrong:
+        console.print("the merge gate's file stands for this tree")
+    raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
 def overhead(
     streams: Annotated[int, typer.Option(help="concurrent streams")] = 16,
     tokens_per_s: Annotated[float, typer.Option(help="tokens per second, all streams")] = 1000.0,

@@ -162,7 +162,9 @@ class Client:
         sampling: Sampling,
         limits: Limits,
         clock: Callable[[], float] = time.perf_counter,
+        api_key: str | None = None,
     ) -> None:
+        self.api_key = api_key
         self.url = url.rstrip("/")
         self.model = model
         self.sampling = sampling
@@ -186,6 +188,7 @@ class Client:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
             read_bufsize=READ_BYTES,
             trace_configs=[trace_config],
+            headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else None,
             trust_env=False,
         )
         self._origin = self.clock()

@@ -82,6 +82,8 @@ class MockConfig(BaseModel):
     stamp: bool = False
     """Put the send time (monotonic clock) in every chunk, to measure a client's own delay."""
     ignore_sigterm: bool = False
+    api_key: str | None = None
+    """When set, /v1 and /tokenize answer 401 without it."""
 
 
 class MockServer:
@@ -108,6 +110,15 @@ class MockServer:
         self.finished = 0
         self.drafts = 0
         self.accepted_by_position = [0] * self.config.draft_tokens
+
+    @web.middleware
+    async def authenticate(self, request: web.Request, handler) -> web.StreamResponse:
+        """Refuse the API without the key, as vLLM does; /health and /metrics stay open."""
+        key = self.config.api_key
+        guarded = request.path.startswith(("/v1", "/tokenize"))
+        if key and guarded and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
 
     # ------------------------------------------------------------------ pages
 
@@ -357,7 +368,7 @@ async def serve(config: MockConfig, port: int) -> None:
     await asyncio.sleep(config.startup_s)
     server = MockServer(config)
     server.banner()
-    app = web.Application(client_max_size=1 << 30)
+    app = web.Application(client_max_size=1 << 30, middlewares=[server.authenticate])
     app.add_routes(
         [
             web.get("/health", server.health),

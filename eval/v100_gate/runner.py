@@ -222,7 +222,12 @@ class Run:
         try:
             await service.start()
             async with Client(
-                service.url, spec.model, self.profile.sampling, limits, self.monotonic
+                service.url,
+                spec.model,
+                self.profile.sampling,
+                limits,
+                self.monotonic,
+                services.api_key(spec),
             ) as client:
                 await service.wait_ready(client)
                 entry["ready_s"] = self.monotonic() - began

@@ -247,6 +247,8 @@ class ProcessArm(Strict):
     tree: Path | None = None
     """Folder of the served `vllm` package; its files are hashed against the manifest."""
     draft_tokens: Annotated[int, Field(ge=0)] | None = None
+    api_key_file: Path | None = None
+    """File that holds the service's API key; the key itself is never stored."""
 
 
 class SystemdArm(Strict):
@@ -260,6 +262,7 @@ class SystemdArm(Strict):
     manifest: Path | None = None
     tree: Path | None = None
     draft_tokens: Annotated[int, Field(ge=0)] | None = None
+    api_key_file: Path | None = None
 
 
 class UrlArm(Strict):
@@ -273,6 +276,7 @@ class UrlArm(Strict):
     manifest: Path | None = None
     tree: Path | None = None
     draft_tokens: Annotated[int, Field(ge=0)] | None = None
+    api_key_file: Path | None = None
 
 
 Arm = Annotated[ProcessArm | SystemdArm | UrlArm, Field(discriminator="kind")]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from v100_gate import servicelog
 from v100_gate.client import Client
-from v100_gate.errors import RefusedError, ServiceError
+from v100_gate.errors import ProfileError, RefusedError, ServiceError
 from v100_gate.schema import Arm, Limits, ProcessArm, SystemdArm
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH")
@@ -283,6 +283,22 @@ class UrlService(Service):
         if text is not None:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             self.log_path.write_text(text)
+
+
+def api_key(arm: Arm) -> str | None:
+    """The key in an arm's `api_key_file`; None when the arm needs none.
+
+    Raises: ProfileError when the file cannot be read or is empty.
+    """
+    if arm.api_key_file is None:
+        return None
+    try:
+        key = arm.api_key_file.read_text().strip()
+    except OSError as error:
+        raise ProfileError(f"arms: api_key_file {arm.api_key_file}: {error.strerror}") from None
+    if not key:
+        raise ProfileError(f"arms: api_key_file {arm.api_key_file} is empty")
+    return key
 
 
 def make(name: str, arm: Arm, limits: Limits, log_path: Path) -> Service:

@@ -266,6 +266,19 @@ def test_other_traffic_spoils_the_wave() -> None:
     assert "the service finished 3 requests, the gate sent 1" in record.invalid[0]
 
 
+def test_an_api_key_is_sent_and_never_stored(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k3y-0123456789abcdef\n")
+    site = arms(tmp_path, candidate={"api_key": "k3y-0123456789abcdef"})
+    with pytest.raises(ServiceError, match="HTTP 401"):
+        run(tmp_path, short(), site)
+    site.arms["candidate"].api_key_file = key
+    run(tmp_path, short(), site, resume=True)
+    assert not records(tmp_path)[-1].invalid
+    stored = b"".join(p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file())
+    assert b"k3y-0123456789abcdef" not in stored
+
+
 # --------------------------------------------------------------------------- the node
 
 
