@@ -104,3 +104,19 @@ def plain_library(folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(
         str(cached(f"{folder.name}.so", [p.read_bytes() for p in files], args, make))
     )
+
+
+def host_library(text: str, include: Path) -> ctypes.CDLL:
+    """A shared library of a C++ text that includes headers of a folder."""
+    headers = [p.read_bytes() for p in sorted(include.glob("*.h"))]
+    args = ["-O1", *_COMMON, f"-I{include}", "-shared"]
+
+    def make(out: Path) -> None:
+        cpp = out.with_suffix(".cpp")
+        cpp.write_text(text)
+        try:
+            _compile([*args, str(cpp), "-o", str(out)], "functions of the host launcher")
+        finally:
+            cpp.unlink()
+
+    return ctypes.CDLL(str(cached("host.so", [text.encode(), *headers], args[:-2], make)))
