@@ -128,6 +128,7 @@ class Layer:
             max_seq_len=int(seq_lens.max()),
             block_table_tensor=torch.tensor([row.request.slots for row in rows], dtype=torch.int32),
             slot_mapping=torch.zeros(sum(lens), dtype=torch.int64),
+            is_prefilling=torch.tensor([row.drafts is None for row in rows]),
         )
         drafts = [-1 if row.drafts is None else row.drafts for row in rows]
         metadata = self.builder.build(
@@ -181,6 +182,16 @@ def run(monkeypatch):
 def test_prompts_in_chunks(run) -> None:
     one, two = requests(2)
     run([Row(one, 70), Row(two, 3)], [Row(one, 30), Row(two, 80)])
+
+
+def test_fault_first_chunk_of_one_token(run) -> None:
+    one, two = requests(2)
+    run([Row(one, 1), Row(two, 1)], [Row(one, 4), Row(two, 1)], [Row(one, 1), Row(two, 3)])
+
+
+def test_first_chunk_of_one_token_beside_a_prompt(run) -> None:
+    one, two = requests(2)
+    run([Row(one, 1), Row(two, 9)], [Row(one, 4), Row(two, 1)])
 
 
 @pytest.mark.parametrize("accepted", range(1, 2 + DRAFTS))

@@ -44,7 +44,11 @@ def make_runner(drafts: int) -> GPUModelRunner:
     runner.parallel_config = config.parallel_config
     runner.observability_config = config.observability_config
     runner.model_config = SimpleNamespace(is_encoder_decoder=False)
-    runner.input_batch = SimpleNamespace(lora_id_to_lora_request={})
+    runner.input_batch = SimpleNamespace(
+        lora_id_to_lora_request={},
+        num_computed_tokens_cpu=np.full(SEQS, 100, dtype=np.int32),
+        num_prompt_tokens=np.full(SEQS, 100, dtype=np.int32),
+    )
     runner.uniform_decode_query_len = row
     runner.num_decode_draft_tokens = SimpleNamespace(np=np.full(SEQS, DRAFTS, dtype=np.int32))
     runner.cudagraph_dispatcher = CudagraphDispatcher(config)
@@ -64,6 +68,8 @@ def graph(lens: list[int], drafts: list[int], speculation: int = DRAFTS) -> tupl
     if step.scheduled_spec_decode_tokens:
         # `_prepare_inputs` leaves the buffer alone in a step that verifies nothing.
         runner.num_decode_draft_tokens.np[: len(drafts)] = drafts
+    for row, count in enumerate(drafts):
+        runner.input_batch.num_computed_tokens_cpu[row] = 0 if count == PROMPT else 100
     options = {}
     if hasattr(runner, "_decode_draft_lens"):
         options["decode_draft_lens"] = runner._decode_draft_lens(step, len(lens))
@@ -105,9 +111,13 @@ def test_other_shapes_get_no_full_graph(lens: list[int], drafts: list[int]) -> N
     assert graph(lens, drafts)[0] == "PIECEWISE"
 
 
-def test_without_speculation_the_shape_decides() -> None:
+def test_decodes_without_speculation() -> None:
     assert graph([1, 1, 1], [0, 0, 0], speculation=0) == ("FULL", 3)
     assert graph([1, 2, 1], [0, PROMPT, 0], speculation=0) == ("PIECEWISE", 4)
+
+
+def test_fault_a_prompt_of_one_token_without_speculation() -> None:
+    assert graph([1, 1], [0, PROMPT], speculation=0) == ("PIECEWISE", 2)
 
 
 def test_capture_asks_by_force() -> None:

@@ -72,6 +72,7 @@ def main(
                 environment = {
                     "PYTHONPATH": os.pathsep.join(map(str, (site, extra, folder / "upstream"))),
                     "HF_HOME": str(hub),
+                    "VLLM_CACHE_ROOT": str(folder / "cache"),
                 }
                 run_group(python, folder / "upstream", files, report, environment)
                 results[name][title] = outcomes(report)
@@ -176,7 +177,7 @@ def run_group(
     command += ["-p", "no:cacheprovider", "--timeout=300", f"--junitxml={report}"]
     command += [f"tests/{file}" for file in files]
     environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "VLLM_"))},
+        **{k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "VLLM_"))},
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
