@@ -144,7 +144,11 @@ def fresh_starts(evidence: Evidence, policy: CheckPolicy) -> Result:
             }
         )
     note = "; ".join(row["note"] for row in rows if row["note"])
-    return _join(rows, f"{wanted} fresh starts per arm" + (f" ({note})" if note else ""))
+    return _join(
+        rows,
+        f"{wanted} fresh start{'s' if wanted > 1 else ''} of each arm"
+        + (f" ({note})" if note else ""),
+    )
 
 
 @check("identity")

@@ -22,10 +22,10 @@ from v100_gate import evidence as stored
 from v100_gate import report as reports
 from v100_gate import verdict as verdicts
 from v100_gate import waivers as waiver_files
-from v100_gate.errors import GateError
+from v100_gate.errors import GateError, ProfileError
 from v100_gate.progress import Reporter
 from v100_gate.runner import Run
-from v100_gate.schema import Arms, Profile, read_yaml
+from v100_gate.schema import Arms, Hygiene, Profile, UrlArm, read_yaml
 
 app = typer.Typer(
     help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -52,8 +52,20 @@ def finish(coroutine: Coroutine) -> None:
     async def supervised() -> None:
         task = asyncio.ensure_future(coroutine)
         loop = asyncio.get_running_loop()
+        asked = False
+
+        def stop() -> None:
+            # A second signal must not break off the stopping of services, which has a time limit
+            # of its own and ends with SIGKILL.
+            nonlocal asked
+            if asked:
+                console.print("still stopping the services; please wait", markup=False)
+                return
+            asked = True
+            task.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, stop)
         await task
 
     try:
@@ -116,18 +128,36 @@ def show(verdict: dict, comparison: dict) -> None:
     console.print(text)
 
 
+def one_service(url: str | None, model: str, api_key_file: Path | None) -> Arms:
+    """Arms with a candidate alone: a service that is up.
+
+    Raises: ProfileError when neither arms nor a URL with a model were given.
+    """
+    if url is None or not model:
+        raise ProfileError("give --arms FILE, or --url URL with --model NAME")
+    arm = UrlArm(kind="url", url=url, model=model, title=url, api_key_file=api_key_file)
+    return Arms(schema=1, arms={"candidate": arm}, hygiene=Hygiene(gpu=False))
+
+
 @app.command()
 def run(
     profile: Annotated[Path, typer.Argument(help="profile (YAML)")],
-    arms: Annotated[Path, typer.Option("--arms", help="arms of this site (YAML)")],
     results: Annotated[Path, typer.Option("--results", help="new folder for the results")],
+    arms: Annotated[Path | None, typer.Option("--arms", help="arms of this site (YAML)")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="instead of --arms: a service that is up")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="model name for --url")] = "",
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="file with the key for --url")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     waivers: Waivers = None,
 ) -> None:
     """Measure control and candidate, give the verdict, write the report."""
     try:
         plan = read_yaml(profile, Profile)
-        site = read_yaml(arms, Arms)
+        site = one_service(url, model, api_key_file) if arms is None else read_yaml(arms, Arms)
         # A wrong waiver file must not cost an hour of measurement.
         waiver_files.load(waivers, plan, dt.date.today())
         failure: GateError | None = None

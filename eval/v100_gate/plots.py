@@ -57,6 +57,13 @@ def colour(arm: str) -> str:
     return ARM_COLOURS.get(arm, OTHER)
 
 
+def line(arm: str) -> dict:
+    """Line style of an arm: the control is broad and dashed, so that equal lines both show."""
+    if arm == "control":
+        return {"linestyle": "--", "linewidth": 3.5, "alpha": 0.6}
+    return {"linestyle": "-", "linewidth": 1.5}
+
+
 def draw(paint: Callable[[Axes], None], title: str, width: float = 5.2, height: float = 3.0) -> str:
     """SVG of one plot; `paint` draws into the axes."""
     with plt.rc_context(STYLE):
@@ -149,7 +156,7 @@ def acceptance_by_position(comparison: dict, wave: dict) -> str | None:
                 marker=MARKERS.get(arm, "x"),
                 color=colour(arm),
                 label=arm,
-                linestyle="--" if arm == "control" else "-",
+                **line(arm),
                 markersize=4,
             )
         axes.set_xlabel("draft position")
@@ -168,14 +175,14 @@ def distribution(values: dict[str, list[float]], label: str, title: str) -> str 
 
     def paint(axes: Axes) -> None:
         for arm, found in values.items():
-            shares = [(index + 1) / len(found) * 100 for index in range(len(found))]
+            shares = [index / len(found) * 100 for index in range(len(found) + 1)]
             axes.step(
-                found,
+                [found[0], *found],
                 shares,
                 where="post",
                 color=colour(arm),
                 label=arm,
-                linestyle="--" if arm == "control" else "-",
+                **line(arm),
             )
         axes.set_xlabel(label)
         axes.set_ylabel("requests, %")
@@ -207,7 +214,7 @@ def step_by_context(comparison: dict) -> str | None:
                 marker=MARKERS.get(arm, "x"),
                 color=colour(arm),
                 label=arm,
-                linestyle="--" if arm == "control" else "-",
+                **line(arm),
                 markersize=4,
             )
         axes.set_xlabel("live context of the wave, tokens")
@@ -239,7 +246,7 @@ def rolling_goodput(rows: list[dict]) -> str | None:
                 marker=MARKERS.get(arm, "x"),
                 color=colour(arm),
                 label=arm,
-                linestyle="--" if arm == "control" else "-",
+                **line(arm),
                 markersize=4,
             )
             for rate in ordered:
@@ -272,7 +279,7 @@ def rolling_acceptance(rows: list[dict]) -> str | None:
                 marker=MARKERS.get(arm, "x"),
                 color=colour(arm),
                 label=arm,
-                linestyle="--" if arm == "control" else "-",
+                **line(arm),
                 markersize=4,
             )
         axes.set_xlabel("context, tokens")

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 RANK = re.compile(r"\(\w*?Worker\w*?TP(\d+)|\bWorker_TP(\d+)|\brank[ =:](\d+)")
-BACKEND = re.compile(r"Using (\w+)(?: attention)? backend")
+BACKEND = re.compile(r"Using ([A-Z][A-Z0-9_]+)(?: attention)? backend")
 KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 KV_GIB = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
 CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")

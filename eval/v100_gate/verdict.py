@@ -52,11 +52,18 @@ def judge(evidence: Evidence, waivers: dict[str, Waiver]) -> dict:
         "counts": counts,
         "unused_waivers": unused,
         "judged": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "release": next(
-            (s.identity.get("release") for s in evidence.candidate.starts if s.identity), None
-        ),
+        "release": _identity(evidence, "release"),
+        "manifest_sha256": _identity(evidence, "manifest_sha256"),
+        "library_sha256": _identity(evidence, "library_sha256"),
+        "source_sha256": _identity(evidence, "source_sha256"),
         "checks": rows,
     }
+
+
+def _identity(evidence: Evidence, name: str) -> str | None:
+    """A field of the candidate's identity."""
+    found = (start.identity.get(name) for start in evidence.candidate.starts if start.identity)
+    return next(found, None)
 
 
 def _positions(arm: ArmEvidence, wave: str) -> list[float] | None:
