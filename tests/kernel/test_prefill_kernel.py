@@ -162,12 +162,16 @@ class Case:
 # Every head dimension with every type; groups that do and do not divide the tile; two KV heads.
 KERNELS = [
     (256, "e4m3", 6, 1), (256, "fp16", 16, 1), (256, "e5m2", 1, 2), (128, "fp16", 8, 1),
-    (128, "e4m3", 3, 2), (128, "e5m2", 5, 1), (64, "fp16", 7, 2), (64, "e4m3", 16, 1),
-    (64, "e5m2", 4, 1),
+    (128, "e4m3", 3, 2), (64, "fp16", 7, 2),
 ]  # fmt: skip
+# Translating a kernel takes the emulator 20 s: these share their paths with those above.
+MORE_KERNELS = [(128, "e5m2", 5, 1), (64, "e4m3", 16, 1), (64, "e5m2", 4, 1)]
 
 
-@pytest.mark.parametrize(("dim", "kv", "group", "heads"), KERNELS)
+@pytest.mark.parametrize(
+    ("dim", "kv", "group", "heads"),
+    [*KERNELS, *(pytest.param(*k, marks=pytest.mark.slow) for k in MORE_KERNELS)],
+)
 def test_against_fp64(dim, kv, group, heads):
     """A chunk on a past, a whole prompt, padding, one token, over page and tile ends; the same
     bits with the warps in another order."""
