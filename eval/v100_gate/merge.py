@@ -26,7 +26,7 @@ from v100_gate.identity import sha256_file
 
 REPO = Path(__file__).resolve().parents[2]
 FILE = REPO / "docs" / "evidence" / "merge-gate.json"
-SCHEMA = 1
+SCHEMA = "v100-merge-gate/1"
 TAIL_LINES = 12
 
 
@@ -71,7 +71,7 @@ PARTS = (
     ),
     Part(
         "patches",
-        "the series applies exactly and its tests hold",
+        "the series applies exactly to the pinned wheels",
         ("python", "-m", "v100_patches", "verify"),
         ("patches",),
     ),
@@ -210,7 +210,8 @@ def problems(root: Path = REPO, parts: Sequence[Part] = PARTS) -> list[str]:
                 found.append(f"{part.name}: never run; run `make gate`")
             continue
         if record["status"] == "fail" or (part.required and record["status"] != "pass"):
-            found.append(f"{part.name}: {record['status']}: {record['reason'].splitlines()[-1:]}")
+            last = record["reason"].rstrip().rpartition("\n")[2]
+            found.append(f"{part.name}: {record['status']}: {last}")
         elif record["status"] == "pass" and record["sources_sha256"] != source_hash(
             part.sources, root
         ):
