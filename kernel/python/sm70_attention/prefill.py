@@ -76,13 +76,6 @@ def prefill_attention(
     checks.check_batch(
         out, q, k_bytes, v_bytes, block_table, seq_lens, query_start_loc, max_query_len, max_seq_len
     )
-    if max_query_len > max_seq_len:
-        raise ValueError(
-            f"max_query_len is {max_query_len} and max_seq_len {max_seq_len}; "
-            "expected lengths to include the query tokens"
-        )
-    if workspace is None:
-        workspace = torch.empty(0, dtype=torch.uint8, device=q.device)
     torch.ops._vllm_fa2_C.sm70_prefill_attention(
         out, q, k_bytes, v_bytes, block_table, seq_lens, query_start_loc, workspace, max_query_len,
         max_seq_len, softmax_scale, k_scale, v_scale, kv_dtype,
