@@ -753,15 +753,27 @@ def _module(kernel: Kernel, dev: Device) -> Module:
     return mod
 
 
-@pytest.fixture(scope="module")
-def results() -> list[dict]:
+def _run_cases() -> list[dict]:
     """Per case, the words that it stored, by register number or predicate name."""
     kernel, words, places = _kernel(CASES)
     dev = Device(16 << 20)
-    mod = _module(kernel, dev)
     memory = dev.put(words)
-    mod.launch("opcodes", 1, 32, [memory])
+    _module(kernel, dev).launch("opcodes", 1, 32, [memory])
     return [{k: memory.np[n].copy() for k, n in place.items()} for place in places]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict]:
+    return _run_cases()
+
+
+@pytest.mark.slow
+def test_plain_code_gives_the_same_bits(results, monkeypatch):
+    # No vector instructions beyond the base of the architecture, no hardware FMA.
+    monkeypatch.setenv("SM70SIM_CXXFLAGS", "")
+    for case, ours, plain in zip(CASES, results, _run_cases(), strict=True):
+        for k, words in ours.items():
+            np.testing.assert_array_equal(plain[k], words, err_msg=f"{case}: {k}")
 
 
 @pytest.mark.parametrize("n", range(len(CASES)), ids=[f"{i}-{c}" for i, c in enumerate(CASES)])
@@ -921,6 +933,8 @@ def test_atomics(load):
     assert out.all()
 
 
+@pytest.mark.sm70
+@pytest.mark.slow
 def test_every_opcode_of_the_shipped_kernels_is_tested():
     cubins = pytest.importorskip("v100_build.cubins")
     tested = {c.op for c in CASES} | set().union(*COVERED.values()) | {"WARPSYNC"}
