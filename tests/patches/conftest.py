@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 MakeTree = Callable[[str, Callable[["Patch"], bool]], Path]
 RunVllm = Callable[..., subprocess.CompletedProcess]
+HERE = Path(__file__).resolve().parent
+PYTEST = """
+import sys
+sys.path.append(sys.argv[1])  # last: pytest and what it needs, and nothing that vLLM has itself
+import pytest
+sys.exit(pytest.main(sys.argv[2:]))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -97,3 +105,33 @@ def run_vllm(vllm_python: Path) -> RunVllm:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def outcomes_in_vllm(
+    run_vllm: RunVllm, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, str]]:
+    """Runs files of in_vllm/ in one process with a tree, and pytest lent from here.
+
+    Returns 'passed', 'skipped' or the text of the failure by 'file::test[parameters]'.
+    """
+
+    def outcomes(tree: Path, *files: str, **options) -> dict[str, str]:
+        report = tmp_path_factory.mktemp("report") / "report.xml"
+        paths = [HERE / "in_vllm" / f"{file}.py" for file in files]
+        arguments = ["-c", PYTEST, Path(pytest.__file__).parents[1], "-q", "-c", os.devnull]
+        arguments += [f"--rootdir={HERE}", "-p", "no:cacheprovider", "-W", "ignore"]
+        arguments += ["-p", "no:asyncio", f"--junitxml={report}", *paths]
+        done = run_vllm(tree, *arguments, timeout=1500, **options)
+        assert report.is_file(), done.stdout[-4000:]
+        result = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            file = case.get("classname", "").split(".")[-1]
+            failure = next((entry for entry in case if entry.tag in ("failure", "error")), None)
+            skipped = case.find("skipped") is not None
+            text = "" if failure is None else f"{failure.get('message')}\n{failure.text}"
+            result[f"{file}::{case.get('name')}"] = text or ("skipped" if skipped else "passed")
+        assert result, done.stdout[-4000:]
+        return result
+
+    return outcomes

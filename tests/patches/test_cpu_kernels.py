@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.patches.test_faults_in_vllm import outcomes
-
 
 @pytest.fixture(scope="module")
 def triton() -> Path:
@@ -21,14 +19,9 @@ def triton() -> Path:
 
 
 @pytest.mark.slow
-def test_stand_ins_do_what_the_kernels_do(patched_tree, triton, tmp_path, run_vllm) -> None:
-    result = outcomes(
-        patched_tree,
-        tmp_path,
-        run_vllm,
-        "cpu_kernels",
-        path=(triton,),
-        env={"TRITON_INTERPRET": "1"},
+def test_stand_ins_do_what_the_kernels_do(patched_tree, triton, outcomes_in_vllm) -> None:
+    result = outcomes_in_vllm(
+        patched_tree, "cpu_kernels", path=(triton,), env={"TRITON_INTERPRET": "1"}
     )
     assert {name: text for name, text in result.items() if text != "passed"} == {}
     assert len(result) > 20

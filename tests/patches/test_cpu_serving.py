@@ -61,11 +61,27 @@ def model(tmp_path_factory, stock_tree, run_vllm) -> Path:
     return out
 
 
+@pytest.mark.parametrize(
+    ("version", "platform"),
+    [("0.19.1+v100.1.cpu", "CpuPlatform"), ("0.19.1+v100.1", "UnspecifiedPlatform")],
+)
+def test_version_selects_the_platform(
+    patched_tree, run_vllm, tmp_path, version: str, platform: str
+) -> None:
+    """The wheels are called vllm; only the CPU one may run without a GPU."""
+    metadata = tmp_path / f"vllm-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    code = "from vllm.platforms import current_platform; print(type(current_platform).__name__)"
+    done = run_vllm(patched_tree, "-c", code, path=(tmp_path,))
+    assert done.stdout.splitlines()[-1] == platform, done.stdout
+
+
 def probe(tree: Path, model: Path, scratch: Path, run_vllm) -> dict[str, list[dict]]:
     request, result = scratch / "request.json", scratch / "result.json"
     request.write_text(json.dumps(ENGINES))
     started = time.monotonic()
-    done = run_vllm(tree, PROBE, model, request, result, timeout=1200)
+    done = run_vllm(tree, PROBE, model, request, result, timeout=1800)
     print(f"engines on {tree.name}: {time.monotonic() - started:.0f} s")
     # The last engine may die, which the result tells; anything earlier is a fault of the test.
     assert result.is_file(), done.stdout[-4000:]
