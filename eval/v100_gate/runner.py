@@ -215,6 +215,7 @@ class Run:
                 f"arm {arm}: what would be served is not the release of its manifest:\n  "
                 + "\n  ".join(who.problems)
             )
+        self._refuse_other_release(arm, who)
         self._refuse_foreign(service)
         self._idle_snapshot(base, entry, "before")
         self.reporter.step(f"{title}: starting the service")
@@ -269,6 +270,20 @@ class Run:
                 f"arm {arm}: the service is not the release of its manifest:\n  "
                 + "\n  ".join(who.problems)
             )
+
+    def _refuse_other_release(self, arm: str, who: identity.Identity) -> None:
+        """An arm is one release: a rebuild between two starts must not mix two of them."""
+        for path in sorted((self.store.root / "arms" / arm).glob("start-*/start.json")):
+            record = self.store.read_json(path.relative_to(self.store.root).as_posix())
+            for process in record["processes"]:
+                before = process.get("identity") or {}
+                for name in ("manifest_sha256", "tree_sha256"):
+                    old, new = before.get(name), getattr(who, name)
+                    if old and new and old != new:
+                        raise RefusedError(
+                            f"arm {arm}: earlier starts of this run had {name} {old[:12]}, now it "
+                            f"is {new[:12]}; measure the new release in a new run"
+                        )
 
     def _refuse_foreign(self, service: services.Service) -> None:
         hygiene = self.arms.hygiene
@@ -607,9 +622,15 @@ def judge_wave(record: WaveRecord, limits: Limits) -> None:
         )
     if record.counters.reset:
         record.invalid.append(f"counters went backwards: {', '.join(record.counters.reset)}")
+    late = [t for t in record.requests if t.sent_at and t.sent_at - t.due_at > limits.late_s]
+    if record.kind == "rolling" and late:
+        behind = max(trace.sent_at - trace.due_at for trace in late)
+        record.invalid.append(
+            f"{len(late)} requests were sent late, by up to {behind:.3f} s (limit "
+            f"{limits.late_s} s): the client could not keep up with the trace"
+        )
     finished = record.counters.finished_requests
-    good = len(record.requests) - len(bad)
-    if finished is not None and finished > good + len(bad):
+    if finished is not None and finished > len(record.requests):
         record.invalid.append(
             f"the service finished {finished:.0f} requests, the gate sent {len(record.requests)}: "
             "somebody else uses it"

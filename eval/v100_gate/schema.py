@@ -157,6 +157,8 @@ class Limits(Strict):
     """When a measurement stops being one."""
 
     admission_skew_s: Annotated[float, Field(gt=0.0)] = 0.25
+    late_s: Annotated[float, Field(gt=0.0)] = 0.5
+    """Rolling arrivals: how much later than due a request may be sent."""
     stall_s: Annotated[float, Field(gt=0.0)] = 120.0
     request_timeout_s: Annotated[float, Field(gt=0.0)] = 1800.0
     ready_timeout_s: Annotated[float, Field(gt=0.0)] = 1200.0

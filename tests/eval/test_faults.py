@@ -462,6 +462,52 @@ def test_an_interrupted_run_is_continued_with_the_waves_it_has(tmp_path: Path) -
     assert len(found.candidate.starts[0].processes) == 2
 
 
+def test_an_arm_is_not_continued_with_another_tree(tmp_path: Path) -> None:
+    tree = tmp_path / "vllm"
+    tree.mkdir()
+    (tree / "a.py").write_text("1")
+    plan = short(waves=[ONE_WAVE[0] | {"repeats": 2}])
+    site = arms(tmp_path, candidate={"die_at": 5})
+    site.arms["candidate"].tree = tree
+    with pytest.raises(ServiceError):
+        run(tmp_path, plan, site)
+    healed = arms(tmp_path, candidate={})
+    healed.arms["candidate"].tree = tree
+    (tree / "a.py").write_text("2")
+    with pytest.raises(RefusedError, match="earlier starts of this run had tree_sha256"):
+        run(tmp_path, plan, healed, resume=True)
+
+
+def test_a_client_that_falls_behind_the_trace_spoils_the_wave() -> None:
+    trace = RequestTrace(
+        index=0,
+        request_id="r",
+        prompt_tokens=1,
+        prompt_sha256="",
+        max_tokens=1,
+        forced=True,
+        seed=0,
+        status="ok",
+        due_at=1.0,
+        sent_at=1.8,
+    )
+    record = WaveRecord(
+        arm="candidate",
+        start=1,
+        service_start_id="x",
+        wave="rate-1",
+        kind="rolling",
+        repeat=1,
+        concurrency=1,
+        wall_started=0,
+        wall_seconds=1,
+        monotonic_seconds=1,
+        requests=[trace],
+    )
+    judge_wave(record, Limits())
+    assert record.invalid[0].startswith("1 requests were sent late, by up to 0.800 s")
+
+
 def test_a_run_is_not_continued_with_another_profile(tmp_path: Path) -> None:
     site = arms(tmp_path, candidate={})
     run(tmp_path, short(), site)
