@@ -88,8 +88,13 @@ void long_attention(Tensor out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor
   void* args[] = {&a};
   launch(get_kernel(c.device, cubin, "long_split"), {kLongCtas, 1, heads}, {kLongThreads, 1, 1},
          kLongSharedBytes, stream, args);
-  launch(get_kernel(c.device, cubin, "long_join"), {kLongFragments, requests, heads},
-         {kLongJoinThreads, 1, 1}, 0, stream, args);
+  if (c.requests * c.kv_heads <= kLongJoinFewMost) {
+    launch(get_kernel(c.device, cubin, "long_join_few"), {kLongFragments, requests, heads},
+           {kLongJoinFewThreads, 1, 1}, 0, stream, args);
+  } else {
+    launch(get_kernel(c.device, cubin, "long_join_many"), {kLongJoinManyCtas, requests, heads},
+           {kLongJoinManyThreads, 1, 1}, 0, stream, args);
+  }
 }
 
 }  // namespace

@@ -5,13 +5,14 @@
 // cycles of an SM at 879 GB/s, while its tensor cores need 48. Everything else (conversion,
 // softmax, shared memory) has to hide under those 71; docs/long-attention.md has the budget.
 //
-// Two kernels:
+// Two kernels a call:
 //   long_split  80 CTAs per KV head, one on each SM for the whole launch. A CTA works out which
 //               leaves are its own (long_deal.cuh) and goes through them in runs of one request.
 //               Four warps multiply K and keep the softmax (long_score.cuh); four multiply V
 //               (long_value.cuh); P goes from the ones to the others through a double buffer in
 //               shared memory, under named barriers (long_shared.cuh).
-//   long_join   adds the partial results of each request (long_join.cuh).
+//   long_join_few, long_join_many
+//               add the partial results of each request (long_join.cuh).
 //
 // What makes the operands fit Volta: mma.m8n8k4 takes four consecutive K values of one row from a
 // lane. With S^T = K Q^T and O = P V, four consecutive dims of one cached token are the operand in
@@ -146,8 +147,14 @@ extern "C" __global__ void __launch_bounds__(sm70::kLongThreads, 1)
   sm70::split<KEY_ALIGN>(args, *reinterpret_cast<sm70::LongShared*>(dynamic_shared));
 }
 
-extern "C" __global__ void __launch_bounds__(sm70::kLongJoinThreads, 2)
-    long_join(const __grid_constant__ sm70::LongArgs args) {
-  __shared__ sm70::JoinShared shared;
-  sm70::join_fragment(args, shared);
+extern "C" __global__ void __launch_bounds__(sm70::kLongJoinFewThreads, 2)
+    long_join_few(const __grid_constant__ sm70::LongArgs args) {
+  __shared__ sm70::JoinFewShared shared;
+  sm70::join_few(args, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(sm70::kLongJoinManyThreads, 3)
+    long_join_many(const __grid_constant__ sm70::LongArgs args) {
+  __shared__ sm70::JoinManyShared shared;
+  sm70::join_many(args, shared);
 }

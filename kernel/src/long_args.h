@@ -22,8 +22,12 @@ constexpr int kLongMaxContext = 262144;
 
 constexpr int kLongThreads = 256;
 constexpr int kLongCtas = 80;  // per KV head: the SMs of a V100, on any GPU
-constexpr int kLongJoinThreads = 320;
-constexpr int kLongFragments = 48;  // of a partial O: 512 bytes each, one per join CTA
+// The join: CTAs of a request and KV head, their threads, and up to how many requests times KV
+// heads the first form is the faster.
+constexpr int kLongFragments = 48;  // of a partial O, 512 bytes each
+constexpr int kLongJoinFewThreads = 320;
+constexpr int kLongJoinManyCtas = 12, kLongJoinManyThreads = 256;
+constexpr int kLongJoinFewMost = 4;
 
 // A tile is 64 tokens. A *leaf* is a run of tiles with its own maximum and sum; kLongBlock leaves
 // in a row are a *block*. Leaves are even parts of the request, so blocks are too: four requests
