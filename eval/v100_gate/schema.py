@@ -354,13 +354,29 @@ def explain(error: ValidationError) -> str:
     return "\n".join(lines)
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key may stand only once: the second would silently win."""
+
+
+def _mapping(loader: UniqueKeys, node: yaml.MappingNode, deep: bool = False) -> dict:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    for place, key in enumerate(keys):
+        if key in keys[:place]:
+            mark = node.value[place][0].start_mark
+            raise yaml.YAMLError(f"line {mark.line + 1}: {key!r} stands here a second time")
+    return yaml.SafeLoader.construct_mapping(loader, node, deep)
+
+
+UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
 def read_yaml(path: Path, model: type[Model]) -> Model:
     """Read a YAML file into `model`.
 
     Raises: ProfileError naming the file and every wrong field.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except FileNotFoundError:
         raise ProfileError(f"{path}: no such file") from None
     except yaml.YAMLError as error:

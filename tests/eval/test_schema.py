@@ -96,6 +96,9 @@ def test_broken_yaml_and_missing_files_are_named(tmp_path: Path) -> None:
     path.write_text("a: [")
     with pytest.raises(ProfileError, match="not valid YAML"):
         read_yaml(path, Profile)
+    path.write_text("checks: {a: {}}\nname: x\nchecks: {}\n")
+    with pytest.raises(ProfileError, match="line 3: 'checks' stands here a second time"):
+        read_yaml(path, Profile)
 
 
 def test_an_impossible_kv_demand_is_refused_with_the_arithmetic() -> None:
