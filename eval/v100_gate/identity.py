@@ -66,7 +66,10 @@ def combined(hashes: dict[str, str]) -> str:
 
 
 def wheel_record(wheel: Path, package: str) -> dict[str, str]:
-    """Relative path -> SHA-256 (hex) of a package's files, from the wheel's RECORD."""
+    """Relative path -> SHA-256 (hex) of a package's files, from the wheel's RECORD.
+
+    Byte code is left out, as in `hash_tree`: an interpreter writes it anew.
+    """
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
         if not names:
@@ -74,7 +77,8 @@ def wheel_record(wheel: Path, package: str) -> dict[str, str]:
         rows = csv.reader(io.StringIO(archive.read(names[0]).decode()))
         record = {}
         for name, digest, *_ in rows:
-            if name.startswith(package + "/") and digest.startswith("sha256="):
+            wanted = name.startswith(package + "/") and "__pycache__" not in name
+            if wanted and digest.startswith("sha256="):
                 raw = base64.urlsafe_b64decode(digest[7:] + "=" * (-len(digest[7:]) % 4))
                 record[name.removeprefix(package + "/")] = raw.hex()
     return record

@@ -100,6 +100,9 @@ class Run:
             )
         if existing:
             self._check_same(existing)
+        # A foreign tree in the last arm must not cost the hours before it.
+        for name in dict.fromkeys(arm for arm, _ in sessions):
+            self._refuse_identity(name, identity.identify(self.arms.arms[name]))
         self.store.open(self.profile.limits.free_disk_mib)
         record = existing or {
             "schema": RESULT_SCHEMA,
@@ -210,11 +213,7 @@ class Run:
         }
         begun["processes"].append(entry)
         who = identity.identify(spec)
-        if who.problems:
-            raise RefusedError(
-                f"arm {arm}: what would be served is not the release of its manifest:\n  "
-                + "\n  ".join(who.problems)
-            )
+        self._refuse_identity(arm, who)
         self._refuse_other_release(arm, who)
         self._refuse_foreign(service)
         self._idle_snapshot(base, entry, "before")
@@ -267,7 +266,7 @@ class Run:
     def _refuse_identity(self, arm: str, who: identity.Identity) -> None:
         if who.problems:
             raise RefusedError(
-                f"arm {arm}: the service is not the release of its manifest:\n  "
+                f"arm {arm}: what is served is not the release of its manifest:\n  "
                 + "\n  ".join(who.problems)
             )
 
