@@ -570,6 +570,15 @@ def acceptance_counters(evidence: Evidence, policy: CheckPolicy) -> Result:
 # ------------------------------------------------------------------------- routes and memory
 
 
+def _launches(counts: dict[str, float], route: str) -> float:
+    """Launches of a route ("long"), or of a route in one kind of graph ("long/bounded")."""
+    return sum(
+        count
+        for key, count in counts.items()
+        if (key.partition("/")[2] + "/").startswith(route + "/")
+    )
+
+
 @check("routes")
 def routes(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Every rank of the candidate launched every route the profile names, and the first rank did
@@ -588,7 +597,7 @@ def routes(evidence: Evidence, policy: CheckPolicy) -> Result:
         for rank in range(ranks):
             launches = facts["launches_by_rank"].get(str(rank), {})
             for route in wanted:
-                count = sum(n for key, n in launches.items() if key.split("/")[1] == route)
+                count = _launches(launches, route)
                 row = {"what": f"{what}, rank {rank}, {route}", "status": "pass", "reason": ""}
                 if not launches:
                     row |= {"status": "not-run", "reason": "its log has no route lines"}
@@ -604,9 +613,7 @@ def routes(evidence: Evidence, policy: CheckPolicy) -> Result:
         if not counted or None in counted:
             row |= {"status": "not-run", "reason": "no vllm:attention_route_launches counter"}
         else:
-            total = sum(
-                n for found in counted for key, n in found.items() if key.split("/")[1] == route
-            )
+            total = sum(_launches(found, route) for found in counted)
             row["launches"] = total
             if not total:
                 row |= {"status": "fail", "reason": "never launched while the waves ran"}

@@ -195,7 +195,8 @@ class Profile(Strict):
     logits: LogitsSpec | None = None
     rolling: RollingSpec | None = None
     routes: list[str] = []
-    """Routes that every rank of the candidate must report as chosen while it generated."""
+    """Routes that every rank of the candidate must have launched: "long", or "long/bounded" for
+    launches from a context-bounded graph."""
     checks: dict[str, CheckPolicy]
 
     @field_validator("checks")

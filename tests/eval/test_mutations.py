@@ -72,7 +72,7 @@ def plan():
             "needle_depths": [0.2, 0.8],
         },
         logits={"input_tokens": 256, "positions": 2, "steps": 4},
-        routes=["paged", "long"],
+        routes=["paged", "long/bounded"],
         checks=checks,
     )
 

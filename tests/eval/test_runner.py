@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import EVAL, arms, profile
 from v100_gate import servicelog
+from v100_gate.checks import _launches
 from v100_gate.errors import RefusedError
 from v100_gate.overhead import measure
 from v100_gate.runner import Run, schedule
@@ -102,6 +103,14 @@ def test_facts_of_a_log_by_rank() -> None:
 )
 def test_causes_of_a_failed_start(line: str, words: str) -> None:
     assert words in servicelog.cause_of_failure(line)
+
+
+def test_launches_are_counted_by_route_and_by_graph() -> None:
+    counts = {"target/long/bounded": 5, "target/long/ordinary": 2, "draft/paged/eager": 9}
+    assert _launches(counts, "long") == 7
+    assert _launches(counts, "long/bounded") == 5
+    assert _launches(counts, "paged") == 9
+    assert _launches(counts, "lon") == 0
 
 
 def test_both_arms_are_sent_the_same_prompts(tmp_path: Path) -> None:
