@@ -101,14 +101,15 @@ def test_key_is_in_no_log_no_argument_and_no_environment(hosts: Hosts) -> None:
 def test_check_mode_tells_what_an_upgrade_changes_and_changes_nothing(
     hosts: Hosts, releases: dict[str, Path]
 ) -> None:
-    before = invocations(hosts)
+    releases_there = "ls /opt/vllm-v100/releases/demo /opt/vllm-v100/artifacts /opt/vllm-v100/venvs"
+    before, there = invocations(hosts), hosts.ssh(1, releases_there)
     played = roll_out(hosts, releases, "1.1.0", "--check", "--diff", "--limit", "node1")
     assert played.status == 0, played.output
     assert "would stage /opt/vllm-v100/releases/demo/1.1.0-" in played.output
     assert "+/tmp/" in played.output or "1.1.0-" in played.output
     assert played.recap("node1")["changed"] > 0
     assert hosts.release(1) == "1.0.0"
-    assert hosts.ssh(1, "ls /opt/vllm-v100/releases/demo | wc -l") == "1"
+    assert hosts.ssh(1, releases_there) == there
     assert invocations(hosts) == before
 
 

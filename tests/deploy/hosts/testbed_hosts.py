@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,13 +155,25 @@ class Hosts:
             json.dumps(self.variables | variables),
             *arguments,
         ]
-        done = subprocess.run(
+        process = subprocess.Popen(
             [TESTBED, "exec", *command],
             env=self.environment | {"ANSIBLE_CONFIG": str(REPOSITORY / "deploy" / "ansible.cfg")},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
-        return Play(done.returncode, done.stdout + done.stderr)
+        started, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # Ansible's workers as well
+            process.wait()
+            raise
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+        print(f"{playbook}: {time.monotonic() - started:.0f} s, {cpu:.0f} s CPU on the controller")
+        return Play(process.returncode, output)
 
     def write_inventory(self, instances: list[dict[str, object]], gateway: int, count: int) -> None:
         """An inventory with every host a node, one of them a gateway as well."""
