@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import os
 import signal
 import time
 from collections.abc import Coroutine
@@ -31,6 +32,9 @@ app = typer.Typer(
     help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 console = Console(highlight=False)
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    # A log file has no width; 80 columns would fold every cell.
+    console = Console(highlight=False, width=132)
 
 STYLES = {
     "pass": "green",

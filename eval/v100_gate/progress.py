@@ -50,7 +50,7 @@ class Reporter:
         """One line that stays."""
         if not self.quiet:
             clock = time.monotonic() - self.began
-            self.console.print(f"[{clock:6.1f} s] {text}", markup=False)
+            self.console.print(f"[{clock:6.1f} s] {text}", markup=False, soft_wrap=True)
 
     def step(self, label: str, expected: int = 1) -> None:
         """A step begins; `expected` bounds its inner count (tokens or requests)."""
