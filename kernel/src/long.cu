@@ -149,12 +149,12 @@ extern "C" __global__ void __launch_bounds__(sm70::kLongThreads, 1)
 
 extern "C" __global__ void __launch_bounds__(sm70::kLongJoinFewThreads, 2)
     long_join_few(const __grid_constant__ sm70::LongArgs args) {
-  __shared__ sm70::JoinFewShared shared;
-  sm70::join_few(args, shared);
+  __shared__ sm70::JoinShared shared;
+  sm70::join_results<2>(args, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(sm70::kLongJoinManyThreads, 3)
     long_join_many(const __grid_constant__ sm70::LongArgs args) {
-  __shared__ sm70::JoinManyShared shared;
-  sm70::join_many(args, shared);
+  __shared__ sm70::JoinShared shared;
+  sm70::join_results<1>(args, shared);
 }

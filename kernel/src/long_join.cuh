@@ -1,10 +1,9 @@
 // The join: folds the leaves that the split kernel left alone, and adds the blocks of a request.
 //
-// Two kernels with the same bits. `long_join_few` has 48 CTAs a request, one for each fragment of O
-// (8 rows x 64 dims, of which four dims of every eight), and ten warps that take two blocks each:
-// the shortest way for one or two requests. `long_join_many` has 12 CTAs a request, of eight
-// warps with half of a fragment's blocks each: a quarter of the instructions, and one wave for
-// sixteen requests.
+// CTA (fragment, request, KV head) has one of the 48 fragments of O (8 rows x 64 dims, of which
+// four dims of every eight); ten warps, one for each chain of blocks. Two kernels with the same
+// bits: `long_join_few` asks for two blocks of a warp at once, the shortest way for few results;
+// `long_join_many` asks for one, and leaves the registers to a third CTA on each SM.
 //
 // The order of addition is fixed: chain c of ten adds blocks c, c + 10, c + 20, ...; chains 0 to 4
 // are added from the first to the last, chains 5 to 9 likewise, then the two sums.
@@ -16,15 +15,14 @@ namespace sm70 {
 
 constexpr int kJoinChains = 10, kJoinHalf = kJoinChains / 2;
 constexpr int kJoinBlocks = 2 * kLongLeaves / kLongBlock;  // of a request, at most
-constexpr int kJoinTurns = 2;  // blocks of a chain asked for at once: most requests have 20 blocks
 constexpr int kSlotWords = kLongFragments * 32;
 
 struct JoinShared {
   float weight_before[kJoinBlocks][kLongBlock][8];
   float weight_leaf[kJoinBlocks][kLongBlock][8];
   float2 stats[kJoinBlocks][8];
-  float weight[kJoinBlocks][8];  // of a block in the request
-  u32 present[kJoinBlocks];
+  float weight[kJoinBlocks][8];       // of a block in the request
+  float out[kJoinChains - 1][32][8];  // of the other chains
 };
 
 // Bit e: slot e of these four holds a result. Slots behind the request's leaves keep what an
@@ -59,7 +57,6 @@ struct LeafStats {
         sh.weight_leaf[block][e][row] = w.leaf;
       }
     sh.stats[block][row] = make_float2(maximum, sum);
-    sh.present[block] = bits;
   }
 };
 
@@ -131,12 +128,9 @@ __device__ __forceinline__ void write_fragment(const LongArgs& args, const LongR
   }
 }
 
-struct JoinFewShared : JoinShared {
-  float out[kJoinChains - 1][32][8];
-};
-
-// CTA (fragment, request, KV head); warp = chain.
-__device__ __forceinline__ void join_few(const LongArgs& args, JoinFewShared& sh) {
+// Turns: blocks of a chain that are asked for at once. Most requests have 20 blocks, two a chain.
+template <int Turns>
+__device__ __forceinline__ void join_results(const LongArgs& args, JoinShared& sh) {
   static_assert(kLongJoinFewThreads == kJoinBlocks * 8 && kLongJoinFewThreads == kJoinChains * 32,
                 "a thread for every row of every block, a warp for every chain");
   const int thread = threadIdx.x, lane = thread & 31, chain = thread >> 5;
@@ -151,10 +145,10 @@ __device__ __forceinline__ void join_few(const LongArgs& args, JoinFewShared& sh
   LeafStats stats;
   if (stat_block < slot_blocks)
     stats.load(args, head_slot, stat_block, (fragment % 12 >> 1) * 8 + stat_row);
-  int4 turn_held[kJoinTurns];
+  int4 turn_held[Turns];
   auto load_held = [&](int pass) {
 #pragma unroll
-    for (int i = 0; i < kJoinTurns; i++) {
+    for (int i = 0; i < Turns; i++) {
       const int block = pass + i * kJoinChains + chain;
       turn_held[i] = block < slot_blocks ? held[block] : make_int4(0, 0, 0, 0);
     }
@@ -166,11 +160,11 @@ __device__ __forceinline__ void join_few(const LongArgs& args, JoinFewShared& sh
 
   const uint4* partial = static_cast<const uint4*>(args.partial_out) +
                          (head_slot * kLongFragments + fragment) * 32 + lane;
-  uint4 x[kJoinTurns][kLongBlock];
-  u32 present[kJoinTurns];
+  uint4 x[Turns][kLongBlock];
+  u32 present[Turns];
   auto load_partials = [&](int pass) {
 #pragma unroll
-    for (int i = 0; i < kJoinTurns; i++) {
+    for (int i = 0; i < Turns; i++) {
       const int leaf = (pass + i * kJoinChains + chain) * kLongBlock;
       present[i] = present_bits(turn_held[i], request.leaves - leaf);
 #pragma unroll
@@ -191,7 +185,7 @@ __device__ __forceinline__ void join_few(const LongArgs& args, JoinFewShared& sh
 #pragma unroll 1
   for (int pass = 0;;) {
 #pragma unroll
-    for (int i = 0; i < kJoinTurns; i++) {
+    for (int i = 0; i < Turns; i++) {
       const int block = pass + i * kJoinChains + chain;
       if (block < blocks) {
         uint4 y = x[i][0];
@@ -201,7 +195,7 @@ __device__ __forceinline__ void join_few(const LongArgs& args, JoinFewShared& sh
         add_block(sh, block, row, y, out);
       }
     }
-    pass += kJoinTurns * kJoinChains;
+    pass += Turns * kJoinChains;
     if (pass >= blocks) break;
     load_held(pass);
     load_partials(pass);
@@ -223,84 +217,6 @@ __device__ __forceinline__ void join_few(const LongArgs& args, JoinFewShared& sh
     }
     out[k] = __fadd_rn(out[k], upper[k]);
   }
-  write_fragment(args, request, fragment, head, lane, out);
-}
-
-struct JoinManyShared : JoinShared {
-  float upper[4][8][32];
-};
-
-// CTA (row tile and column half, request, KV head); warp = 64 dims and five of the chains.
-__device__ __forceinline__ void join_many(const LongArgs& args, JoinManyShared& sh) {
-  static_assert(kLongJoinManyThreads == 256, "eight warps: eight rows to weigh");
-  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  const int quarter = warp & 3, first_chain = (warp >> 2) * kJoinHalf;
-  const int fragment = quarter * 12 + blockIdx.x, head = blockIdx.z;
-  const size_t head_slot = (static_cast<size_t>(blockIdx.y) * gridDim.z + head) * args.slots;
-  const int stat_block = thread >> 3, stat_row = thread & 7;
-  LeafStats stats;
-  if (stat_block * kLongBlock < args.slots)
-    stats.load(args, head_slot, stat_block, (blockIdx.x >> 1) * 8 + stat_row);
-  const LongRequest request = read_request(args, blockIdx.y);
-  if (!request.leaves) return;
-  const int blocks = (request.leaves + kLongBlock - 1) / kLongBlock;
-
-  // The first leaf of a block always holds a result; the others are rare, and read when needed.
-  const uint4* partial = static_cast<const uint4*>(args.partial_out) +
-                         (head_slot * kLongFragments + fragment) * 32 + lane;
-  uint4 x[kJoinHalf][kJoinTurns];
-#pragma unroll
-  for (int c = 0; c < kJoinHalf; c++)
-#pragma unroll
-    for (int i = 0; i < kJoinTurns; i++) {
-      const int block = first_chain + c + i * kJoinChains;
-      if (block < blocks) x[c][i] = partial[block * kLongBlock * kSlotWords];
-    }
-#pragma unroll 1
-  for (int block = stat_block; block < blocks;) {
-    stats.fold(sh, block, stat_row, request.leaves - block * kLongBlock);
-    block += kLongJoinManyThreads / 8;
-    if (block < blocks) stats.load(args, head_slot, block, (blockIdx.x >> 1) * 8 + stat_row);
-  }
-  __syncthreads();
-  weigh_blocks(sh, blocks, warp);
-  __syncthreads();
-
-  const int row = fragment_row(lane);
-  float out[8];
-#pragma unroll
-  for (int c = 0; c < kJoinHalf; c++) {
-    float chain[8] = {};
-    auto add = [&](int block, uint4 y) {
-      const u32 present = sh.present[block];
-      if (present > 1) {
-#pragma unroll 1
-        for (int e = 1; e < kLongBlock; e++)
-          if (present >> e & 1)
-            fold_leaf(sh, block, e, row, y, partial[(block * kLongBlock + e) * kSlotWords]);
-      }
-      add_block(sh, block, row, y, chain);
-    };
-#pragma unroll
-    for (int i = 0; i < kJoinTurns; i++) {
-      const int block = first_chain + c + i * kJoinChains;
-      if (block < blocks) add(block, x[c][i]);
-    }
-#pragma unroll 1
-    for (int block = first_chain + c + kJoinTurns * kJoinChains; block < blocks;
-         block += kJoinChains)
-      add(block, partial[block * kLongBlock * kSlotWords]);
-#pragma unroll
-    for (int k = 0; k < 8; k++) out[k] = c == 0 ? chain[k] : __fadd_rn(out[k], chain[k]);
-  }
-  if (first_chain) {
-#pragma unroll
-    for (int k = 0; k < 8; k++) sh.upper[quarter][k][lane] = out[k];
-  }
-  __syncthreads();
-  if (first_chain) return;
-#pragma unroll
-  for (int k = 0; k < 8; k++) out[k] = __fadd_rn(out[k], sh.upper[quarter][k][lane]);
   write_fragment(args, request, fragment, head, lane, out);
 }
 
