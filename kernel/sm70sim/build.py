@@ -78,7 +78,7 @@ def kernel_library(source: str, defines: tuple[str, ...] = ()) -> ctypes.CDLL:
     """The shared library of one translated kernel; defines: for the runtime."""
     runtime = sorted(p.name for p in RUNTIME.glob("*.cpp"))
     objects = [_runtime_object(name, (*arch_flags(), *defines)) for name in runtime]
-    args = ["-O1", *_COMMON, *arch_flags(), "-I", str(RUNTIME), "-shared", "-Wl,-Bsymbolic"]
+    args = ["-Og", *_COMMON, *arch_flags(), "-I", str(RUNTIME), "-shared", "-Wl,-Bsymbolic"]
 
     def make(out: Path) -> None:
         cpp = out.with_suffix(".cpp")

@@ -125,11 +125,15 @@ void hmma_f16(const u32* a0, const u32* a1, const u32* b0, const u32* b1, const 
 // Every layout and step that exists.
 #define INSTANTIATE(name, acol, bcol, step)                                                        \
   template void name<acol, bcol, step>(const u32*, const u32*, const u32*, const u32*, const u32*, \
-                                       const u32*, u32*, u32*);
-#define LAYOUTS(name, step)             \
-  INSTANTIATE(name, false, false, step) \
-  INSTANTIATE(name, false, true, step)  \
-  INSTANTIATE(name, true, false, step) INSTANTIATE(name, true, true, step)
-LAYOUTS(hmma_f32, 0)
-LAYOUTS(hmma_f32, 1)
-LAYOUTS(hmma_f32, 2) LAYOUTS(hmma_f32, 3) LAYOUTS(hmma_f16, 0) LAYOUTS(hmma_f16, 1)
+                                       const u32*, u32*, u32*)
+#define LAYOUTS(name, step)              \
+  INSTANTIATE(name, false, false, step); \
+  INSTANTIATE(name, false, true, step);  \
+  INSTANTIATE(name, true, false, step);  \
+  INSTANTIATE(name, true, true, step)
+LAYOUTS(hmma_f32, 0);
+LAYOUTS(hmma_f32, 1);
+LAYOUTS(hmma_f32, 2);
+LAYOUTS(hmma_f32, 3);
+LAYOUTS(hmma_f16, 0);
+LAYOUTS(hmma_f16, 1);

@@ -68,14 +68,13 @@ INL vu selm(u32 m, vu a, vu b) { return pick(lanes(m), a, b); }
   INL u32 cs_##name(vu a, vu b) { return bits((vi)a op(vi) b); } \
   INL u32 cu_##name(vu a, vu b) { return bits((vi)(a op b)); }   \
   INL u32 cf_##name(vu a, vu b) { return bits((vi)(asf(a) op asf(b))); }
-COMPARE(LT, <)
-COMPARE(EQ, ==)
-COMPARE(LE, <=)
-COMPARE(GT, >) COMPARE(GE, >=)
+COMPARE(LT, <);
+COMPARE(EQ, ==);
+COMPARE(LE, <=);
+COMPARE(GT, >);
+COMPARE(GE, >=);
 #undef COMPARE
-    INL u32 cs_NE(vu a, vu b) {
-  return bits((vi)a != (vi)b);
-}
+INL u32 cs_NE(vu a, vu b) { return bits((vi)a != (vi)b); }
 INL u32 cu_NE(vu a, vu b) { return bits((vi)(a != b)); }
 INL vi nan_lanes(vu a) { return (vi)((a & 0x7fffffffu) > 0x7f800000u); }
 INL u32 cf_NAN(vu a, vu b) { return bits(nan_lanes(a) | nan_lanes(b)); }
@@ -83,16 +82,16 @@ INL u32 cf_NUM(vu a, vu b) { return ~cf_NAN(a, b) & 0xffu; }
 INL u32 cf_NE(vu a, vu b) { return bits((vi)(asf(a) != asf(b))) & cf_NUM(a, b); }
 #define UNORDERED(name, opposite) \
   INL u32 cf_##name##U(vu a, vu b) { return ~cf_##opposite(a, b) & 0xffu; }
-UNORDERED(LT, GE)
-UNORDERED(LE, GT)
-UNORDERED(GT, LE)
-UNORDERED(GE, LT) UNORDERED(EQ, NE) UNORDERED(NE, EQ)
+UNORDERED(LT, GE);
+UNORDERED(LE, GT);
+UNORDERED(GT, LE);
+UNORDERED(GE, LT);
+UNORDERED(EQ, NE);
+UNORDERED(NE, EQ);
 #undef UNORDERED
 
-    // ---- integers
-    INL vu shlv(vu a, vu s) {
-  return pick((vi)(s < 32u), a << (s & 31u), splat(0));
-}
+// ---- integers
+INL vu shlv(vu a, vu s) { return pick((vi)(s < 32u), a << (s & 31u), splat(0)); }
 INL vu shrv(vu a, vu s) { return pick((vi)(s < 32u), a >> (s & 31u), splat(0)); }
 INL vu sarv(vu a, vu s) { return (vu)((vi)a >> (vi)pick((vi)(s < 32u), s, splat(31))); }
 INL vu vabs_i(vu a) { return pick((vi)a < 0, 0u - a, a); }
