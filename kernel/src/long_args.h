@@ -27,7 +27,7 @@ constexpr int kLongCtas = 80;  // per KV head: the SMs of a V100, on any GPU
 constexpr int kLongFragments = 48;  // of a partial O, 512 bytes each
 constexpr int kLongJoinFewThreads = 320;
 constexpr int kLongJoinManyCtas = kLongFragments, kLongJoinManyThreads = kLongJoinFewThreads;
-constexpr int kLongJoinFewMost = 2;
+constexpr int kLongJoinFewMost = 8;
 
 // A tile is 64 tokens. A *leaf* is a run of tiles with its own maximum and sum; kLongBlock leaves
 // in a row are a *block*. Leaves are even parts of the request, so blocks are too: four requests
