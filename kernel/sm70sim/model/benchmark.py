@@ -25,8 +25,8 @@ class Row:
     shape: Shape
     layers: int
     launches: list[tuple[Launch, Timing]]
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     error: float | None
     seconds: float
 
@@ -96,7 +96,7 @@ class Row:
 def measure_shape(adapter: ModuleType, shape: Shape, folder: Path, sets=SETS) -> Row:
     """Emulate the launches of a shape once, check the result, time the traces.
 
-    folder: for the traces.  sets: parameter sets; low and high are NaN if left out.
+    folder: for the traces.  sets: parameter sets; low and high are None if left out.
     """
     start = time.perf_counter()
     work: Work = adapter.prepare(shape)
@@ -118,9 +118,9 @@ def measure_shape(adapter: ModuleType, shape: Shape, folder: Path, sets=SETS) ->
     for _, _, trace in traces:
         trace.unlink()
 
-    def layer(which: str) -> float:
+    def layer(which: str) -> float | None:
         if which not in timings:
-            return float("nan")
+            return None
         pairs = zip(work.launches, timings[which], strict=True)
         return sum(t.us for launch, t in pairs if not launch.once_per_step)
 
@@ -146,11 +146,14 @@ def markdown_row(row: Row) -> str:
     """A line under HEADER; DRAM, tensor and bound are of the longest launch."""
     longest = max((t for _, t in row.launches), key=lambda t: t.cycles)
     error = "-" if row.error is None else f"{row.error:.1e}"
-    floor = row.hbm_floor
+    floor, span, ratios = row.hbm_floor, "", ""
+    if row.low is not None and row.high is not None:
+        span = f" ({row.low:.1f} .. {row.high:.1f})"
+        ratios = f" ({row.low / floor:.3f} .. {row.high / floor:.3f})"
     return (
-        f"| {row.op} | {row.shape} | {row.us:.1f} ({row.low:.1f} .. {row.high:.1f}) "
+        f"| {row.op} | {row.shape} | {row.us:.1f}{span} "
         f"| {(row.us * row.layers + row.once_us) / 1e3:.3f} | {floor:.1f} "
-        f"| {row.us / floor:.3f} ({row.low / floor:.3f} .. {row.high / floor:.3f}) "
+        f"| {row.us / floor:.3f}{ratios} "
         f"| {row.tensor_floor:.1f} | {longest.dram_gbs:.0f} "
         f"| {longest.pipe_util.get('TENSOR', 0):.0%} | {longest.bound} | {error} |"
     )
@@ -178,8 +181,8 @@ def plot(rows: list[Row], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(1.6 + 1.5 * len(rows), 4.8), layout="constrained")
     places = range(len(rows))
     ratios = [r.us / r.hbm_floor for r in rows]
-    below = [max(0.0, (r.us - r.low) / r.hbm_floor) for r in rows]
-    above = [max(0.0, (r.high - r.us) / r.hbm_floor) for r in rows]
+    below = [max(0.0, (r.us - (r.low or r.us)) / r.hbm_floor) for r in rows]
+    above = [max(0.0, ((r.high or r.us) - r.us) / r.hbm_floor) for r in rows]
     axes.bar(places, ratios, 0.6, color="#4c72b0", label="modelled (low .. high)")
     axes.errorbar(places, ratios, [below, above], fmt="none", ecolor="black", capsize=4)
     axes.axhline(1.0, color="#c44e52", label=f"HBM floor ({HBM_GBS:.0f} GB/s)")
