@@ -6,6 +6,7 @@ are about them.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -141,12 +142,13 @@ def test_changed_file_of_the_installed_release_stops_the_start(hosts: Hosts) -> 
 
 
 def test_changed_compiled_artefact_stops_the_start(hosts: Hosts) -> None:
-    kernel = "/var/cache/vllm-v100/demo/*/triton/kernel.cubin"
+    launch = json.loads(hosts.ssh(2, "cat /opt/vllm-v100/instances/demo/current/launch.json"))
+    kernel = f"/var/cache/vllm-v100/demo/{launch['cache_key']}/triton/kernel.cubin"
     hosts.ssh(2, f"cp -a {kernel} /root/; echo x >> {kernel}")
     try:
         refused_start(hosts, "kernel.cubin has another hash")
     finally:
-        hosts.ssh(2, f"cp -a /root/kernel.cubin $(echo {kernel})")
+        hosts.ssh(2, f"cp -a /root/kernel.cubin {kernel}")
     start_again(hosts)
 
 
@@ -197,7 +199,7 @@ def test_fake_xid_of_its_gpu_forbids_every_restart(hosts: Hosts) -> None:
     try:
         wait_until(lambda: state(hosts) == "failed", 20, "it restarts in spite of an Xid")
         assert hosts.unit(2, ENGINE, "ExecMainStatus")["ExecMainStatus"] == "78"
-        log = hosts.ssh(2, f"journalctl -u {ENGINE} -o cat -n 30 --no-pager")
+        log = hosts.ssh(2, f"journalctl -u {ENGINE} -o cat -n 80 --no-pager")
         assert "a GPU of this instance failed" in log
         assert "reset the GPU or reboot" in log
         assert "Xid (PCI:0000:02:00): 62" in hosts.ssh(2, "v100-status")
