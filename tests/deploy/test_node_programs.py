@@ -198,3 +198,19 @@ def test_ray_commands_join_the_head() -> None:
     assert "--address=192.0.2.11:6379" in worker
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         command("worker", environment | {"V100_RAY_HEAD": "192.0.2.11"})
+
+
+def test_check_that_cannot_look_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preflight = program("v100-preflight")
+    (tmp_path / "launch.json").write_text("{}")
+
+    def broken(_launch: dict, _staged: bool) -> list:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(preflight, "RELEASE", tmp_path)
+    monkeypatch.setattr(preflight, "CHECKS", {"broken": broken})
+    monkeypatch.setattr(sys, "argv", ["v100-preflight", "--staged"])
+    assert preflight.main() == 78
+    assert "the check itself failed: PermissionError" in capsys.readouterr().err

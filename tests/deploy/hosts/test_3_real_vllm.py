@@ -50,7 +50,10 @@ def real() -> RealRelease:
     python = REPOSITORY / ".venv" / "bin" / "python"
     if not python.exists():
         pytest.fail("the project's environment is missing: make venv", pytrace=False)
-    done = subprocess.run([python, "-c", ASK], capture_output=True, text=True)
+    path = ":".join(str(REPOSITORY / folder) for folder in ("kernel", "patches"))
+    done = subprocess.run(
+        [python, "-c", ASK], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
     assert done.returncode == 0, done.stderr
     return RealRelease(*map(Path, json.loads(done.stdout.splitlines()[-1])))
 
