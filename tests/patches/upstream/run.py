@@ -174,7 +174,7 @@ def run_group(
     """Runs a group of files in one process and leaves a JUnit report."""
     report.unlink(missing_ok=True)
     command = [python, "-c", PYTEST, Path(pytest.__file__).parents[1], "-q", "-W", "ignore"]
-    command += ["-p", "no:cacheprovider", "--timeout=300", f"--junitxml={report}"]
+    command += ["-p", "no:cacheprovider", "--timeout=1800", f"--junitxml={report}"]
     command += [f"tests/{file}" for file in files]
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "VLLM_"))},
