@@ -124,5 +124,5 @@ status: deploy-args ## Show release, hashes, routes, KV budget and last gate of 
 	@$(ANSIBLE) deploy/playbooks/status.yml $(ARGS)
 
 .PHONY: test-deploy
-test-deploy: $(DEPLOY_VENV)/.ready ## Deploy onto booted systemd hosts (root; under 15 minutes)
+test-deploy: venv $(DEPLOY_VENV)/.ready ## Deploy onto booted systemd hosts (root; under 15 minutes)
 	@tests/deploy/run.sh $(DEPLOY_VENV) $(ARGS)

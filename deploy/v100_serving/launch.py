@@ -37,6 +37,7 @@ def serve_arguments(profile: Profile, host: str, port: int) -> list[str]:
         "--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching",
         "--shutdown-timeout",
         str(profile.service.drain_timeout_s),
+        "--disable-uvicorn-access-log",  # the public API logs requests; /health alone fills a log
     ]
     if profile.ranks > 1:
         arguments += [

@@ -68,7 +68,8 @@ def model(real: RealRelease, hosts: Hosts, tmp_path_factory: pytest.TempPathFact
     command = [real.python, script, "--corpus", corpus, out]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    shutil.copytree(out, hosts.state / "n2" / "root" / "srv" / "models" / "tiny")
+    target = hosts.state / "n2" / "root" / "srv" / "models" / "tiny"
+    shutil.copytree(out, target, dirs_exist_ok=True)
     hosts.ssh(2, "chmod -R a+rX /srv/models/tiny")
     return out
 
@@ -83,7 +84,7 @@ def venv(real: RealRelease, hosts: Hosts) -> str:
     hosts.ssh(
         2,
         f"python3 -m venv {path} && echo {requirements} > $(echo {path}/lib/python3*/site-packages)"
-        f"/requirements.pth && ln -s {requirements}/../../../bin/ninja {path}/bin/ninja &&"
+        f"/requirements.pth && ln -sf {requirements}/../../../bin/ninja {path}/bin/ninja &&"
         f" {path}/bin/pip install -q --no-index --no-deps /opt/{real.wheel.name} &&"
         f" rm /opt/{real.wheel.name}",
     )
