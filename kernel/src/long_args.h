@@ -37,7 +37,7 @@ constexpr int kLongGroupTokens = 16;  // tokens that surely share a page
 constexpr int kLongTileGroups = kLongTileTokens / kLongGroupTokens;
 constexpr int kLongBlock = 4;
 constexpr int kLongLeaves = 80;
-constexpr int kLongMinLeafTiles = 2;
+constexpr int kLongMinLeafTiles = 3;
 constexpr int kLongMaxLeafTiles = 26;  // a longer request has twice as many leaves
 
 SM70_LONG_BOTH int long_tiles(int len) { return (len + kLongTileTokens - 1) / kLongTileTokens; }
