@@ -15,3 +15,7 @@ class BuildError(Exception):
         super().__init__(f"{what}\n  To do: {remedy}")
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Pickles whole, so that a worker process hands it over as it is."""
+        return type(self), (self.what, self.remedy)

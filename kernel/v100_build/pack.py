@@ -63,7 +63,12 @@ def pack(
     scratch = Path(tempfile.mkdtemp(prefix="v100-pack-"))
     try:
         tree = scratch / "tree"
-        shutil.copytree(wheels.unpacked_tree(flavour.name) / "vllm", tree / "vllm")
+        # Byte code may have been written there by an import; it is not the wheel's.
+        shutil.copytree(
+            wheels.unpacked_tree(flavour.name) / "vllm",
+            tree / "vllm",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
         patches = apply_series(tree, flavour.name, PATCH_SERIES)
         ours = _our_members(flavour, library, release_json)
         with zipfile.ZipFile(stock) as source:

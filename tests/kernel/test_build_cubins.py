@@ -63,6 +63,12 @@ def test_compiler_error_holds_the_compilers_words(tree: Path) -> None:
         cubins.compile_cubin(spec, cubins.SM70, tree)
 
 
+def test_an_error_survives_the_way_out_of_a_worker_process(tree: Path) -> None:
+    specs = _table(tree, "oops", '[[cubin]]\nname="k"\nsource="src/k.cu"\nentries=["e"]\n')
+    with pytest.raises(BuildError, match=r"k\.cu does not compile"):
+        cubins.compile_all([cubins.SM70], specs=specs, root=tree, workers=1)
+
+
 def test_missing_entry_is_named(tree: Path) -> None:
     [spec] = _table(
         tree, CLEAN,
