@@ -48,9 +48,9 @@ const Driver& driver() {
   static const Driver table = [] {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
-      throw std::runtime_error(
-          std::string("no CUDA driver: libcuda.so.1 does not load (") + dlerror() +
-          "); SM70 attention kernels need an NVIDIA GPU and its driver");
+      throw std::runtime_error(std::string("no CUDA driver: libcuda.so.1 does not load (") +
+                               dlerror() +
+                               "); SM70 attention kernels need an NVIDIA GPU and its driver");
     }
     Driver d{};
     resolve(library, "cuGetErrorString", d.GetErrorString);
@@ -110,7 +110,7 @@ struct Device {
   std::map<std::pair<std::string, std::string>, Kernel> kernels;
 };
 
-std::mutex g_lock;                 // guards the map below and everything in it
+std::mutex g_lock;  // guards the map below and everything in it
 std::map<int, Device> g_devices;
 
 int attribute(CUdevice handle, CUdevice_attribute which) {
@@ -217,10 +217,9 @@ void launch(const Kernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, 
                              std::to_string(kernel.max_dynamic_smem));
   }
   ContextScope scope(static_cast<CUcontext>(kernel.context));
-  const CUresult result =
-      driver().LaunchKernel(static_cast<CUfunction>(kernel.function), grid.x, grid.y, grid.z,
-                            block.x, block.y, block.z, dynamic_smem, static_cast<CUstream>(stream),
-                            args, nullptr);
+  const CUresult result = driver().LaunchKernel(
+      static_cast<CUfunction>(kernel.function), grid.x, grid.y, grid.z, block.x, block.y, block.z,
+      dynamic_smem, static_cast<CUstream>(stream), args, nullptr);
   if (result == CUDA_SUCCESS) return;
   auto dim = [](Dim3 d) {
     return std::to_string(d.x) + "x" + std::to_string(d.y) + "x" + std::to_string(d.z);

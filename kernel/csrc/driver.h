@@ -14,8 +14,8 @@ struct Dim3 {
 
 // One entry point of one cubin, loaded into the primary context of one device.
 struct Kernel {
-  void* function = nullptr;    // CUfunction
-  void* context = nullptr;     // CUcontext
+  void* function = nullptr;  // CUfunction
+  void* context = nullptr;   // CUcontext
   const char* entry = "";
   unsigned max_dynamic_smem = 0;  // bytes; the device's opt-in limit less the static part
 };
