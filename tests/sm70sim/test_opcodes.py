@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from sm70sim import Cubin, Device, Module
+from sm70sim import Cubin, Device, Module, SimError
 from sm70sim.cubin import Kernel
 from sm70sim.disassembly import _instr as instruction
 
@@ -381,6 +381,10 @@ def integer_cases():
     yield Case("CS2R", "CS2R R4, SRZ", {4: A, 5: B}, {4: u32(0), 5: u32(0)})
     yield Case("S2R", "S2R R5, SR_LANEID", {5: A}, {5: LANES})
     yield Case("NOP", "NOP", ins, {2: A})
+    yield Case("YIELD", ["YIELD", "MOV R5, R2"], ins, {5: A})
+    # Constant bank 0 starts with the sizes of block and grid.
+    at = np.where(LANES % 2 == 0, 0, 12)
+    yield Case("LDC", "LDC R5, c[0x0][R2]", {2: u32(at)}, {5: np.where(at == 0, 32, 1)})
 
 
 def float_cases():
@@ -926,6 +930,40 @@ def test_warpsync_joins_the_splits_of_a_warp(synchronise):
     np.testing.assert_array_equal(out.np, np.full(32, M32) if synchronise else apart)
 
 
+@pytest.mark.parametrize("leave", [True, False])
+def test_break_takes_lanes_out_of_a_convergence_barrier(leave):
+    # The upper half goes elsewhere and waits for the lower one there.  If it had stayed in the
+    # barrier, the lower half would wait for it: a deadlock.
+    store = [f"STG.E.SYS [R{BASE}], R5", "EXIT"]
+    mod = _sass_module(
+        [
+            "S2R R240, SR_LANEID",
+            f"MOV R{BASE}, c[0x0][0x160]",
+            f"MOV R{BASE + 1}, c[0x0][0x164]",
+            f"IMAD R{BASE}, R240, 0x4, R{BASE}",
+            "ISETP.GE.AND P0, PT, R240, 0x10, PT",
+            "BSSY B4, `(.L_end)",
+            "@P0 BREAK B4" if leave else "NOP",
+            "@P0 BRA `(.L_out)",
+            "BSYNC B4",
+            "VOTE.ANY R5, PT, PT",  # .L_end
+            "WARPSYNC 0xffffffff",
+            *store,
+            "VOTE.ANY R5, PT, PT",  # .L_out
+            "WARPSYNC 0xffffffff",
+            *store,
+        ],
+        {".L_end": 9, ".L_out": 13},
+    )
+    out = mod.dev.zeros(32, np.uint32)
+    if not leave:
+        with pytest.raises(SimError, match="deadlock"):
+            mod.launch("opcodes", 1, 32, [out])
+        return
+    mod.launch("opcodes", 1, 32, [out])
+    np.testing.assert_array_equal(out.np, np.where(LANES >= 16, 0xFFFF0000, 0xFFFF))
+
+
 def test_atomics(load):
     out, a = _run(load, "atomics", np.zeros(4), 64)
     t = np.arange(64)
@@ -937,7 +975,7 @@ def test_atomics(load):
 @pytest.mark.slow
 def test_every_opcode_of_the_shipped_kernels_is_tested():
     cubins = pytest.importorskip("v100_build.cubins")
-    tested = {c.op for c in CASES} | set().union(*COVERED.values()) | {"WARPSYNC"}
+    tested = {c.op for c in CASES} | set().union(*COVERED.values()) | {"WARPSYNC", "BREAK"}
     untested: dict[str, str] = {}
     for spec in cubins.load_specs():
         built = cubins.compile_cubin(spec, 70)
