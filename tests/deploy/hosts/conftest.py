@@ -14,7 +14,7 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from fake_release import fake_release, fake_wheelhouse  # noqa: E402
-from testbed_hosts import KEPT, REPOSITORY, Hosts  # noqa: E402
+from testbed_hosts import GATEWAY, KEPT, REPOSITORY, Hosts  # noqa: E402
 
 FAKE_GPUS = ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia3", "/dev/nvidiactl"]
 RELEASES = {
@@ -79,7 +79,7 @@ def hosts(releases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
             "release_restart_sec": 1,
             "release_compiled": str(tmp_path_factory.mktemp("compiled")),
             "service_results": str(tmp_path_factory.mktemp("results")),
-            "gateway_port": 8443,
+            "gateway_port": GATEWAY,
         }
         yield booted
     finally:

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from testbed_hosts import KEY, Hosts, Play
+from testbed_hosts import GATEWAY, KEY, Hosts, Play
 
-API, ENGINE, GATEWAY = 8000, 18000, 8443
+API, ENGINE = 8000, 18000
 
 
 def roll_out(hosts: Hosts, releases: dict[str, Path], version: str, *arguments: str) -> Play:
@@ -67,6 +67,13 @@ def test_wrong_key_gets_401_everywhere(hosts: Hosts) -> None:
             assert hosts.http(1, port, "/v1/completions", body, key)[0] == 401
     curl = "curl -s -o /dev/null -w '%{http_code}' localhost:18000/v1/models"
     assert hosts.ssh(1, f"{curl} -H 'Authorization: Bearer wrong'") == "401"
+
+
+def test_gateway_speaks_tls_and_its_key_is_readable_by_root_only(hosts: Hosts) -> None:
+    plain = f"http://{hosts.address(1)}:{GATEWAY}/health"
+    assert hosts.testbed("exec", "curl", "-sf", "-m", "5", plain).returncode != 0
+    assert hosts.http(1, GATEWAY, "/health", key=None) == (200, "ok")
+    assert hosts.ssh(1, "stat -c '%a %U' /etc/vllm-v100/gateway/tls.pem") == "600 root"
 
 
 def test_engine_is_not_reachable_from_outside_and_the_api_shows_only_its_paths(

@@ -17,6 +17,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 TESTBED = REPOSITORY / "tests" / "deploy" / "testbed" / "testbed.sh"
 KEY = "test-key-0123456789"
+GATEWAY = 8443
 KEPT = "vkept"
 """Tag of hosts that stay up between runs (V100_KEEP_HOSTS=1, for work on these tests)."""
 
@@ -32,6 +33,13 @@ class Play:
         """Counters of a host (ok, changed, failed, ...); empty when it was not reached."""
         lines = re.findall(rf"^{host}\s+: (.*)$", self.output, re.M)
         return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", lines[-1])} if lines else {}
+
+
+def self_signed() -> str:
+    """A throw-away certificate with its key (PEM)."""
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    arguments = [*command.split(), "-subj", "/CN=gateway.test", "-keyout", "-", "-out", "-"]
+    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
 
 
 def reap_with_us(environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -124,12 +132,13 @@ class Hosts:
         timeout: float = 30,
     ) -> tuple[int, str]:
         """(status, body) of a request from the controller's network; status 0: no answer."""
-        command = ["curl", "-sS", "-m", str(timeout), "-w", "\n%{http_code}"]
+        command = ["curl", "-sSk", "-m", str(timeout), "-w", "\n%{http_code}"]
         if key:
             command += ["-H", f"Authorization: Bearer {key}"]
         if body is not None:
             command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
-        url = f"http://{self.address(node)}:{port}{path}"
+        scheme = "https" if port == GATEWAY else "http"
+        url = f"{scheme}://{self.address(node)}:{port}{path}"
         text = self.testbed("exec", *command, url).stdout
         answer, _, status = text.rpartition("\n")
         return int(status or 0), answer
@@ -185,6 +194,7 @@ class Hosts:
                     "ansible_ssh_private_key_file": str(self.state / "key"),
                     "ansible_ssh_common_args": f"-o UserKnownHostsFile={self.state}/known_hosts",
                     "v100_api_key": KEY,
+                    "v100_gateway_tls_pem": self_signed(),
                 },
                 "children": {
                     "v100_nodes": {"hosts": nodes, "vars": {"v100_instances": instances}},
