@@ -6,6 +6,7 @@ one SVG serves both colour schemes and needs no script.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 from collections.abc import Callable
@@ -81,8 +82,8 @@ def draw(paint: Callable[[Axes], None], title: str, width: float = 5.2, height: 
     # Scale with the page instead of a fixed size in points.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    # Identifiers must be unique in a page of several plots.
-    salt = f"p{abs(hash((title, width, height))) % 10**8}-"
+    # Identifiers must be unique in a page of several plots, and the same in every process.
+    salt = f"p{hashlib.sha256(title.encode()).hexdigest()[:8]}-"
     svg = re.sub(r'id="([^"]+)"', rf'id="{salt}\1"', svg)
     svg = re.sub(r'(href="#)([^"]+)"', rf'\1{salt}\2"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{salt}\1)", svg)

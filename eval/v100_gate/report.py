@@ -223,8 +223,9 @@ def html(evidence: Evidence, verdict: dict, comparison: dict) -> str:
 def write(evidence: Evidence, verdict: dict, comparison: dict, folder: Path) -> Path:
     """Write verdict.json, comparison.json, report.md and report.html; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "verdict.json").write_text(json.dumps(verdict, indent=1) + "\n")
-    (folder / "comparison.json").write_text(json.dumps(comparison, indent=1) + "\n")
+    for name, document in (("verdict", verdict), ("comparison", comparison)):
+        text = json.dumps(document, indent=1, allow_nan=False)
+        (folder / f"{name}.json").write_text(text + "\n")
     (folder / "report.md").write_text(markdown(verdict, comparison))
     page = folder / "report.html"
     page.write_text(html(evidence, verdict, comparison))

@@ -74,12 +74,14 @@ def interval(
     """Bootstrap interval (95 %) of candidate against control medians.
 
     relative: candidate / control - 1; else candidate - control, in the values' own unit.
-    None when an arm has no value.
+    None when an arm has no value, or when nothing can be relative to a control of zero.
     """
     if not flat(control) or not flat(candidate):
         return None
     rng = np.random.default_rng(seed)
     base, new = _draw(rng, control, draws), _draw(rng, candidate, draws)
+    if relative and not base.all():
+        return None
     change = new / base - 1.0 if relative else new - base
     tail = (1.0 - LEVEL) / 2
     low, high = np.quantile(change, [tail, 1.0 - tail])

@@ -114,10 +114,10 @@ def compare(evidence: Evidence) -> dict:
                 if bounds is None or one is None or two is None:
                     entry["against_control"][figure] = None
                     continue
-                change = two.median / one.median - 1 if relative and one.median else None
+                change = two.median / one.median - 1 if relative else two.median - one.median
                 entry["against_control"][figure] = {
                     "relative": relative,
-                    "change": change if relative else two.median - one.median,
+                    "change": change,
                     "low": bounds[0],
                     "high": bounds[1],
                     "yardstick": stats.yardstick(base, relative),

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support import EVAL, arms, profile, run
+from support import EVAL, arms, profile, put_together, run, start, wave
 from v100_gate import evidence, report, verdict
 from v100_gate.errors import GateError
 from v100_gate.evidence import Evidence
@@ -108,6 +108,31 @@ def test_comparison_keeps_every_raw_value(finished: Evidence) -> None:
     assert wave["against_control"]["acceptance"]["change"] == 0.0
     assert wave["arms"]["no-spec"]["figures"]["acceptance"] is None
     assert json.loads(json.dumps(comparison)) == comparison
+
+
+def test_no_document_holds_a_number_that_json_does_not_have() -> None:
+    """The queue was empty in both arms: 0 against 0 is no ratio."""
+    idle = [start(*(wave(counters={"queue_seconds": 0.0}) for _ in range(3)))]
+    found = put_together(profile(), control=idle, candidate=idle)
+    comparison = verdict.compare(found)
+    assert comparison["waves"][0]["against_control"]["queue_s"] is None
+    assert "NaN" not in json.dumps(comparison)
+
+
+def test_the_page_is_the_same_in_every_process() -> None:
+    """Python salts `hash` anew in each process; a plot's identifiers must not follow it."""
+    draw = "from v100_gate import plots; print(plots.draw(lambda axes: axes.plot([1, 2]), 'A'))"
+    pages = {
+        subprocess.run(
+            [sys.executable, "-c", draw],
+            env=os.environ | {"PYTHONPATH": str(EVAL), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(pages) == 1
 
 
 class Page(HTMLParser):

@@ -72,3 +72,11 @@ def test_paired_interval_uses_the_same_requests() -> None:
     # Requests differ wildly; the difference per request is constant.
     low, high = stats.paired_interval([0.0, 1.0, 0.0, 1.0], [0.5, 1.5, 0.5, 1.5])
     assert (low, high) == (0.5, 0.5)
+
+
+def test_nothing_is_relative_to_a_control_of_zero() -> None:
+    """A queue time of 0 in both arms is no change that a ratio could express."""
+    zero = [[0.0, 0.0], [0.0, 0.0]]
+    assert stats.interval(zero, zero, relative=True) is None
+    assert stats.interval(zero, zero, relative=False) == (0.0, 0.0)
+    assert judge(zero, STEADY) is None
