@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp, isfinite, log
 from typing import TYPE_CHECKING, Literal
 
 from v100_gate import gpu, metrics, prompts, stats
@@ -869,14 +869,19 @@ def logits(evidence: Evidence, policy: CheckPolicy) -> Result:
             own_abs, own_kl = max(own_abs, distance[0]), max(own_kl, distance[1])
     rows = []
     for number, record in enumerate(ours, 1):
-        largest, divergence, compared = max(logit_distance(other, record) for other in theirs)
+        # Each component at its worst: the pair with the largest |dlog p| need not have the
+        # largest KL, nor the fewest positions.
+        apart, diverged, positions = zip(
+            *(logit_distance(other, record) for other in theirs), strict=True
+        )
+        largest, divergence, compared = max(apart), max(diverged), min(positions)
         row = {
             "what": f"candidate start {number}",
-            "max_abs": largest,
-            "kl": divergence,
+            "max_abs": largest if isfinite(largest) else None,
+            "kl": divergence if isfinite(divergence) else None,
             "positions": compared,
-            "own_max_abs": own_abs,
-            "own_kl": own_kl,
+            "own_max_abs": own_abs if isfinite(own_abs) else None,
+            "own_kl": own_kl if isfinite(own_kl) else None,
             "status": "pass",
             "reason": f"max |dlog p| {largest:.2e}, KL {divergence:.2e} over {compared} positions "
             f"(limits {spec.max_abs}, {spec.kl}; control against itself {own_abs:.2e}, "
@@ -886,6 +891,9 @@ def logits(evidence: Evidence, policy: CheckPolicy) -> Result:
             row["status"] = "not-run"
         elif largest > max(spec.max_abs, own_abs) or divergence > max(spec.kl, own_kl):
             row["status"] = "fail"
+        elif not isfinite(own_abs) and (largest > spec.max_abs or divergence > spec.kl):
+            row["status"] = "inconclusive"
+            row["reason"] += ": two starts of the control list no common token"
         rows.append(row)
     return _join(rows, rows[0]["reason"])
 
