@@ -887,13 +887,13 @@ def logits(evidence: Evidence, policy: CheckPolicy) -> Result:
             f"(limits {spec.max_abs}, {spec.kl}; control against itself {own_abs:.2e}, "
             f"{own_kl:.2e})",
         }
-        if compared == 0:
-            row["status"] = "not-run"
-        elif largest > max(spec.max_abs, own_abs) or divergence > max(spec.kl, own_kl):
+        if largest > max(spec.max_abs, own_abs) or divergence > max(spec.kl, own_kl):
             row["status"] = "fail"
         elif not isfinite(own_abs) and (largest > spec.max_abs or divergence > spec.kl):
             row["status"] = "inconclusive"
             row["reason"] += ": two starts of the control list no common token"
+        elif compared == 0:
+            row["status"] = "not-run"
         rows.append(row)
     return _join(rows, rows[0]["reason"])
 

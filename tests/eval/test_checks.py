@@ -61,3 +61,12 @@ def test_a_control_without_a_common_token_excuses_nothing() -> None:
     candidate = [start(teacher_forced({"a": -0.2}))]
     result = judged("logits", put_together(plan, control=control, candidate=candidate))
     assert result.status == "inconclusive"
+
+
+def test_a_candidate_without_a_common_token_fails() -> None:
+    plan = profile(logits={"input_tokens": 64, "positions": 1, "steps": 1, "max_abs": 0.05})
+    control = [start(teacher_forced({"a": -0.1})), start(teacher_forced({"a": -0.1}), number=2)]
+    candidate = [start(teacher_forced({"b": -0.1}))]
+    result = judged("logits", put_together(plan, control=control, candidate=candidate))
+    assert result.status == "fail"
+    assert result.rows[0]["max_abs"] is None  # JSON has no infinity
