@@ -26,7 +26,7 @@ from v100_gate import waivers as waiver_files
 from v100_gate.errors import GateError, ProfileError
 from v100_gate.progress import Reporter
 from v100_gate.runner import Run
-from v100_gate.schema import Arms, Hygiene, Profile, UrlArm, read_yaml
+from v100_gate.schema import Arms, Hygiene, Profile, UrlArm, Waiver, read_yaml
 
 app = typer.Typer(
     help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -84,9 +84,14 @@ def say(error: GateError) -> None:
     console.print(f"gate: {error}", style="red", markup=False)
 
 
+def accept(path: Path | None, plan: Profile) -> dict[str, Waiver]:
+    """The waivers of a profile from a reviewed file; see `waivers.load`."""
+    return waiver_files.load(path, plan, dt.date.today(), waiver_files.shipped_profiles() or None)
+
+
 def judge(evidence: stored.Evidence, waivers: Path | None, folder: Path) -> dict:
     """Give the verdict, write all documents, print the tables."""
-    accepted = waiver_files.load(waivers, evidence.profile, dt.date.today())
+    accepted = accept(waivers, evidence.profile)
     verdict = verdicts.judge(evidence, accepted)
     comparison = verdicts.compare(evidence)
     page = reports.write(evidence, verdict, comparison, folder)
@@ -163,7 +168,7 @@ def run(
         plan = read_yaml(profile, Profile)
         site = one_service(url, model, api_key_file) if arms is None else read_yaml(arms, Arms)
         # A wrong waiver file must not cost an hour of measurement.
-        waiver_files.load(waivers, plan, dt.date.today())
+        accept(waivers, plan)
         failure: GateError | None = None
         try:
             finish(Run(results, plan, site, Reporter(console)).execute(resume))

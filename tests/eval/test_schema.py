@@ -170,6 +170,31 @@ def test_a_wrong_waiver_is_an_error(tmp_path: Path, change: dict, words: str) ->
         waivers.load(waiver_file(tmp_path, change), profile(), TODAY)
 
 
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([{"expires": dt.date(2026, 11, 29)}], "of profile other expired on 2026-11-29"),
+        ([{"date": dt.date(2026, 12, 5)}], "of profile other is dated 2026-12-05"),
+        ([{}, {}], "two waivers for complete of other"),
+    ],
+    ids=["expired", "dated in the future", "doubled"],
+)
+def test_a_wrong_waiver_of_another_profile_is_an_error_too(
+    tmp_path: Path, entries: list[dict], words: str
+) -> None:
+    path = waiver_file(tmp_path, *({"profile": "other"} | entry for entry in entries))
+    with pytest.raises(ProfileError, match=words):
+        waivers.load(path, profile(), TODAY)
+
+
+def test_a_waiver_for_a_misspelt_profile_is_an_error(tmp_path: Path) -> None:
+    path = waiver_file(tmp_path, {"profile": "refrence-32k"})
+    with pytest.raises(ProfileError, match="of profile refrence-32k: there is no such profile"):
+        waivers.load(path, profile(), TODAY, waivers.shipped_profiles())
+    named = waiver_file(tmp_path, {"profile": "reference-32k"}, {})
+    assert list(waivers.load(named, profile(), TODAY, waivers.shipped_profiles())) == ["complete"]
+
+
 def test_two_waivers_for_a_check_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="two waivers"):
         waivers.load(waiver_file(tmp_path, {}, {}), profile(), TODAY)
