@@ -516,11 +516,12 @@ def prefix_hits(evidence: Evidence, policy: CheckPolicy) -> Result:
             sides[arm.name] = median(known) if known and len(known) == len(values) else None
         row = {"what": spec.name, "status": "pass", "reason": "", **sides}
         ours = sides["candidate"]
-        if ours is None:
-            row |= {"status": "not-run", "reason": "no prefix-cache counters"}
+        missing = [name for name, value in sides.items() if value is None]
+        if missing:
+            row |= {"status": "not-run", "reason": f"no prefix-cache counters of {missing[-1]}"}
         elif ours == 0 and evidence.profile.service.prefix_caching:
             row |= {"status": "fail", "reason": "no hit, although the prompts repeat"}
-        elif sides.get("control") is not None and ours < sides["control"]:
+        elif ours < sides.get("control", 0.0):
             row |= {
                 "status": "fail",
                 "reason": f"{ours:.0f} tokens hit, the control {sides['control']:.0f}",
@@ -699,13 +700,20 @@ def idle_memory(evidence: Evidence, policy: CheckPolicy) -> Result:
     rows = []
     for moment in ("loaded", "after"):
         sides: dict[str, dict[str, float]] = {}
+        unread = 0
         for arm in _pair(evidence):
             for start in arm.starts:
                 for process in start.processes:
                     for gpu_row in process.get("gpu", {}).get(moment, []):
-                        used = float(gpu_row["memory.used"]) / 1024
+                        mib = gpu.number(gpu_row["memory.used"])
+                        unread += mib is None
                         side = sides.setdefault(arm.name, {})
-                        side[gpu_row["index"]] = max(side.get(gpu_row["index"], 0.0), used)
+                        known = side.get(gpu_row["index"], 0.0)
+                        side[gpu_row["index"]] = max(known, (mib or 0.0) / 1024)
+        if unread:
+            reason = f"nvidia-smi did not say the memory in {unread} rows"
+            rows.append({"what": moment, "status": "not-run", "reason": reason})
+            continue
         if "candidate" not in sides or "control" not in sides:
             rows.append({"what": moment, "status": "not-run", "reason": "no nvidia-smi snapshots"})
             continue
@@ -729,30 +737,73 @@ def idle_memory(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, f"within {margin:.2f} GiB of the control on every GPU")
 
 
+CLOCKS_MARGIN = 0.05
+"""Largest relative difference of the median clocks of two arms, where the profile sets none."""
+
+
 @check("gpu-state")
 def gpu_state(evidence: Evidence, policy: CheckPolicy) -> Result:
-    """Same clocks and power caps in both arms, and nothing throttled during a counted wave."""
+    """Nothing was throttled during a counted wave; both arms had the same power caps, and median
+    clocks within the margin."""
     rows = []
-    limits: dict[str, set[tuple[str, str]]] = {}
+    arms: dict[str, list[dict[str, str]]] = {}
     for arm in _pair(evidence):
         seen = [
             row for spec in evidence.profile.waves for r in arm.records(spec.name) for row in r.gpu
         ]
+        arms[arm.name] = seen
         row = {"what": arm.name, "status": "pass", "reason": "", "samples": len(seen)}
-        if not seen:
-            row |= {"status": "not-run", "reason": "no nvidia-smi samples during the waves"}
-        hot = [sample for sample in seen if gpu.throttled(sample)]
+        states = [gpu.throttled(sample) for sample in seen]
+        hot = [sample for sample, state in zip(seen, states, strict=True) if state]
         if hot:
             row |= {
                 "status": "fail",
                 "reason": f"GPU {hot[0]['index']} was throttled in {len(hot)} of {len(seen)} "
                 f"samples ({hot[0]['clocks_throttle_reasons.active']})",
             }
-        limits[arm.name] = {(s["index"], s["power.limit"]) for s in seen}
+        elif not seen:
+            row |= {"status": "not-run", "reason": "no nvidia-smi samples during the waves"}
+        elif None in states:
+            row |= {
+                "status": "not-run",
+                "reason": f"nvidia-smi gave no throttle reasons in {states.count(None)} of "
+                f"{len(seen)} samples",
+            }
         rows.append(row)
-    if len({frozenset(value) for value in limits.values() if value}) > 1:
-        rows.append({"what": "power caps", "status": "fail", "reason": "differ between the arms"})
-    return _join(rows, "no throttling, same power caps")
+    if len(arms) == 2:
+        rows += _same_state(arms, policy.margin if policy.margin is not None else CLOCKS_MARGIN)
+    return _join(rows, "no throttling; same power caps and clocks in both arms")
+
+
+def _same_state(arms: dict[str, list[dict[str, str]]], margin: float) -> list[dict]:
+    """Rows that compare power caps and clocks of two arms, GPU by GPU."""
+    rows = []
+    for index in sorted({sample["index"] for seen in arms.values() for sample in seen}):
+        for name, field_name, allowed in (
+            ("power cap", "power.limit", 0.0),
+            ("SM clock", "clocks.sm", margin),
+            ("memory clock", "clocks.mem", margin),
+        ):
+            sides = {
+                arm: [gpu.number(sample[field_name]) for sample in seen if sample["index"] == index]
+                for arm, seen in arms.items()
+            }
+            row = {"what": f"GPU {index} {name}", "status": "pass", "reason": ""}
+            rows.append(row)
+            if any(not values or None in values for values in sides.values()):
+                row |= {"status": "not-run", "reason": "nvidia-smi does not say it for both arms"}
+                continue
+            # A cap is a setting and has one value; a clock moves, and its median is compared.
+            if not allowed and any(len(set(values)) > 1 for values in sides.values()):
+                row |= {"status": "fail", "reason": "it changed during the gate"}
+                continue
+            row |= {arm: median(values) for arm, values in sides.items()}
+            if abs(row["candidate"] - row["control"]) > allowed * row["control"]:
+                row |= {
+                    "status": "fail",
+                    "reason": f"{row['candidate']:g}, control {row['control']:g}",
+                }
+    return rows
 
 
 # ------------------------------------------------------------------------- quality

@@ -60,12 +60,21 @@ def as_csv(rows: list[dict[str, str]]) -> str:
     return out.getvalue()
 
 
-def throttled(row: dict[str, str]) -> bool:
-    """True when a GPU was held back by heat or power at the time of the sample."""
+def number(text: str) -> float | None:
+    """A value as nvidia-smi prints it; None for "[N/A]" and the like."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def throttled(row: dict[str, str]) -> bool | None:
+    """True when a GPU was held back by heat or power at the time of the sample; None when
+    nvidia-smi did not say."""
     try:
         return bool(int(row["clocks_throttle_reasons.active"], 16) & ~BENIGN_THROTTLE)
     except ValueError:
-        return False
+        return None
 
 
 def users() -> list[dict[str, str]] | None:
@@ -103,7 +112,7 @@ def session_of(pid: int) -> int | None:
 def foreign_users(own_sessions: set[int], own_units: set[str]) -> list[str] | None:
     """GPU users that belong to no arm, in words; None when nvidia-smi cannot tell."""
     rows = users()
-    if rows is None:
+    if rows is None or not all(row["pid"].isdigit() for row in rows):
         return None
     foreign = []
     for row in rows:

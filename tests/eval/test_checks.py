@@ -70,3 +70,61 @@ def test_a_candidate_without_a_common_token_fails() -> None:
     result = judged("logits", put_together(plan, control=control, candidate=candidate))
     assert result.status == "fail"
     assert result.rows[0]["max_abs"] is None  # JSON has no infinity
+
+
+# ------------------------------------------------------------------------- None is never zero
+
+
+def one_wave_each(control: dict, candidate: dict) -> Evidence:
+    """Both arms with one counted wave C1; the fields of each wave."""
+    plan = profile(waves=[profile().waves[0].model_dump()])
+    return put_together(
+        plan, control=[start(wave(**control))], candidate=[start(wave(**candidate))]
+    )
+
+
+def test_a_control_without_a_prefix_counter_is_no_control_with_no_hits() -> None:
+    evidence = one_wave_each({}, {"counters": {"prefix_hits": 128}})
+    result = judged("prefix-hits", evidence)
+    assert (result.status, result.summary) == ("not-run", "C1: no prefix-cache counters of control")
+
+
+SAMPLE = {
+    "index": "0",
+    "clocks.sm": "1530",
+    "clocks.mem": "877",
+    "power.limit": "300.00",
+    "clocks_throttle_reasons.active": "0x0000000000000001",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({}, "pass", "no throttling"),
+        ({"clocks_throttle_reasons.active": "[N/A]"}, "not-run", "no throttle reasons in 1 of 1"),
+        ({"clocks_throttle_reasons.active": "0x0000000000000004"}, "fail", "was throttled"),
+        ({"power.limit": "250.00"}, "fail", "GPU 0 power cap: 250, control 300"),
+        ({"power.limit": "[N/A]"}, "not-run", "GPU 0 power cap"),
+        ({"clocks.sm": "1290"}, "fail", "GPU 0 SM clock: 1290, control 1530"),
+        ({"clocks.sm": "1500"}, "pass", "no throttling"),
+        ({"clocks.mem": "[N/A]"}, "not-run", "GPU 0 memory clock"),
+        ({"index": "1"}, "not-run", "does not say it for both arms"),
+    ],
+)
+def test_gpu_state(change: dict, status: str, words: str) -> None:
+    evidence = one_wave_each({"gpu": [SAMPLE]}, {"gpu": [SAMPLE | change]})
+    result = judged("gpu-state", evidence)
+    assert result.status == status
+    assert words in result.summary
+
+
+def test_memory_that_nvidia_smi_does_not_say_is_not_run() -> None:
+    def arm(used: str) -> list:
+        rows = [{"index": "0", "memory.used": used}]
+        return [start(processes=[{"gpu": {"loaded": rows, "after": rows}}])]
+
+    evidence = put_together(profile(), control=arm("9000"), candidate=arm("[N/A]"))
+    assert judged("idle-memory", evidence).status == "not-run"
+    evidence = put_together(profile(), control=arm("9000"), candidate=arm("9000"))
+    assert judged("idle-memory", evidence).status == "pass"
