@@ -42,6 +42,7 @@ class _Params(ctypes.Structure):
         ("max_insts", ctypes.c_uint64),
         ("reverse", ctypes.c_uint32),
         ("trace", ctypes.c_uint32),
+        ("races", ctypes.c_uint32),
         ("err", ctypes.c_char * 512),
     ]
 
@@ -183,6 +184,7 @@ class Module:
         trace: str | os.PathLike | None = None,
         count_mem: bool = False,
         reverse: bool = False,
+        races: bool = False,
         ctas: tuple[int, int] | None = None,
         max_insts: int = 0,
         quantum: int = 20_000,
@@ -194,11 +196,13 @@ class Module:
         grid, block: numbers or tuples of up to three.  args: see pack_args.  smem: dynamic
         shared memory in bytes.  trace: file for the cycle model.  count_mem: fill lanes and
         sectors of the result.  reverse: run the warps of a block last to first; a kernel whose
-        result changes has a race.  ctas: only these block numbers [first, end).  max_insts:
+        result changes has a race.  races: an access to shared memory that no barrier orders after
+        another warp's access to the same byte, one of the two a write, is an error (slow: for
+        small shapes).  ctas: only these block numbers [first, end).  max_insts:
         warp instructions after which the launch fails (0: none).  quantum: instructions a warp
         runs before others of its block get their turn.  stack: bytes a thread for calls.
         Raises SimError (out of bounds, misaligned or, if the device tracks it, uninitialised
-        access; deadlock; trap) naming the instruction.
+        access; race; deadlock; trap) naming the instruction.
         """
         kernel = self.kernel(name)
         p = _Params()
@@ -226,6 +230,7 @@ class Module:
         p.nregs = max(kernel.regs, translation.maxreg + 1)
         p.cta_begin, p.cta_end = ctas if ctas else (0, int(np.prod(p.grid)))
         p.max_live, p.quantum, p.max_insts, p.reverse = max_live, quantum, max_insts, int(reverse)
+        p.races = int(races)
         p.gmem, p.gbase, p.gsize = self.dev.mem.ctypes.data, self.dev.base, self.dev.size
         p.ginit = self.dev.init.ctypes.data if self.dev.init is not None else None
         keep = self._constants(kernel, p, args)

@@ -140,21 +140,21 @@ class Case:
             a[name] = value
         self.args = a.tobytes()
 
-    def run(self, name: str = "long_k16", reverse: bool = False) -> np.ndarray:
-        """The output of the split and of either join, which must agree to the bit."""
+    def run(self, name: str = "long_k16", **how: bool) -> np.ndarray:
+        """The output of the split and of either join, which must agree to the bit.
+
+        how: options of Module.launch.
+        """
         import sm70sim
 
         module = sm70sim.Module(cubin(name), self.dev)
         module.launch(
-            "long_split", (CTAS, 1, self.heads), (THREADS,), [self.args], smem=shared_bytes(),
-            reverse=reverse,
-        )  # fmt: skip
+            "long_split", (CTAS, 1, self.heads), (THREADS,), [self.args], shared_bytes(), **how
+        )
         results = []
         for join, (ctas, threads) in JOINS.items():
             self.out.np[...] = UNTOUCHED
-            module.launch(
-                join, (ctas, self.batch, self.heads), (threads,), [self.args], reverse=reverse
-            )
+            module.launch(join, (ctas, self.batch, self.heads), (threads,), [self.args], **how)
             results.append(self.out.np.copy())
         assert results[0].tobytes() == results[1].tobytes(), "the two joins differ"
         return results[0]
@@ -199,10 +199,11 @@ def assert_right(case: Case, out: np.ndarray) -> None:
 
 
 def test_ragged_batch_with_an_empty_request_matches_fp64_in_any_warp_order():
+    """With the warps run in the other order, and no two of them without a barrier between."""
     case = Case([1000, 37, 0, 2500], page=1648)
     out = case.run()
     assert_right(case, out)
-    again = Case([1000, 37, 0, 2500], page=1648).run(reverse=True)
+    again = Case([1000, 37, 0, 2500], page=1648).run(reverse=True, races=True)
     assert again.tobytes() == out.tobytes(), "the result depends on the order of warps"
 
 
@@ -251,7 +252,7 @@ def test_bits_do_not_depend_on_the_batch_and_nan_queries_stay_in_their_request()
     batch = put_first(Case([5200, 6100, 5000], page=1024, seed=6), alone)
     batch.q.np[batch.rows(1)] = np.nan  # shares a CTA with the ends of both others
     batch.q_host[:] = batch.q.np
-    out = batch.run()
+    out = batch.run(races=True)  # here a CTA goes from one request to the next
     assert out[batch.rows(0)].tobytes() == alone.run().tobytes()
     assert np.isnan(out[batch.rows(1)].astype(float)).all()
     assert batch.error(out, 2) < TOLERANCE

@@ -113,8 +113,8 @@ class Case:
         raw = rng.integers(0, 256, self.token, dtype=np.uint8)
         return (raw & 0x80) | (raw & 0x7F) % (0x48 if self.kv == "e4m3" else 0x41)  # up to 4
 
-    def run(self, reverse=False) -> np.ndarray:
-        """The output of a launch over a fresh sentinel."""
+    def run(self, **how: bool) -> np.ndarray:
+        """The output of a launch over a fresh sentinel; how: options of Module.launch."""
         import sm70sim
 
         rows = 64 if self.dim == 256 else 128
@@ -122,7 +122,7 @@ class Case:
         module = sm70sim.Module(cubin(f"prefill_d{self.dim}_{self.kv}"), self.dev)
         grid = (int(self.starts[-1]) * self.group // rows + len(self.lens), self.heads)
         shared = 2 * 32 * (self.dim + rows) * 2 + 32 + 3 * rows * 4
-        module.launch("prefill_attention", grid, (256,), [self.args], smem=shared, reverse=reverse)
+        module.launch("prefill_attention", grid, (256,), [self.args], smem=shared, **how)
         return self.out.np.copy()
 
     def rows(self, request: int) -> slice:
@@ -174,11 +174,11 @@ MORE_KERNELS = [(128, "e5m2", 5, 1), (64, "e4m3", 16, 1), (64, "e5m2", 4, 1)]
 )
 def test_against_fp64(dim, kv, group, heads):
     """A chunk on a past, a whole prompt, padding, one token, over page and tile ends; the same
-    bits with the warps in another order."""
+    bits with the warps in another order, and no hazard on shared memory."""
     case = Case(dim, kv, (130, 33, 0, 71, 49), (25, 33, 0, 0, 1), group, heads)
     out = case.run()
     case.check(out, live=(0, 1, 4))
-    assert out.tobytes() == case.run(reverse=True).tobytes()
+    assert out.tobytes() == case.run(reverse=True, races=True).tobytes()
 
 
 def test_bits_do_not_depend_on_the_batch():

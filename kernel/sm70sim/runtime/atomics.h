@@ -16,6 +16,7 @@ INL void atomic(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rd, int rv, 
   FORL(m) {
     Ref r = ref<SPACE>(c, w, idx, l, ad[l], sizeof(T));
     check_init(r, idx, l, ad[l], sizeof(T), SPACE);
+    check_race<SPACE>(w, idx, l, ad[l], sizeof(T), Races::kAtomic);
     T old;
     memcpy(&old, r.p, sizeof old);
     T next = op(old, atomic_source<T>(w.R, rv, l), atomic_source<T>(w.R, rc, l));

@@ -45,6 +45,7 @@ struct Params {
   u64 max_insts;           // 0: no limit
   u32 reverse;             // 1: the warps of a block run last to first
   u32 trace;               // 1: record every instruction (for trace_path and sectors)
+  u32 races;               // 1: hazards on shared memory are faults
   char err[512];
 };
 
@@ -52,6 +53,7 @@ struct Split {
   u32 pc, mask;
 };  // threads of a warp that run together, and where
 struct Cta;
+struct Races;
 
 struct Warp {
   Row* R;
@@ -91,6 +93,7 @@ struct Cta {
   std::vector<Warp> w;
   BarState bar[kBarriers];
   std::vector<std::vector<BarWait>> waiting;  // per warp
+  Races* races;                               // NULL: hazards are not looked for
 };
 
 struct Ctx {

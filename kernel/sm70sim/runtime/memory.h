@@ -1,6 +1,7 @@
 // Global, shared, local and constant memory: bounds, alignment and (when tracked)
 // initialisation are checked for every lane; a traced run records sectors and wavefronts.
 #pragma once
+#include "races.h"
 #include "vec.h"
 
 #define FORL(m) for (u32 mm_ = (m), l; mm_ && ((l = (u32)__builtin_ctz(mm_)), 1); mm_ &= mm_ - 1)
@@ -70,6 +71,13 @@ INL void check_init(const Ref& r, u32 idx, u32 lane, u64 a, u32 n, char space) {
                a + i);
 }
 
+template <char SPACE>
+INL void check_race(Warp& w, u32 idx, u32 lane, u64 a, u32 n, Races::Kind kind) {
+  if (SPACE != 's' && SPACE != 'x') return;
+  if (likely(!w.cta->races) || (SPACE == 'x' && !in_shared_window(a))) return;
+  w.cta->races->access(w, idx, lane, (u32)a, n, kind);
+}
+
 // ---- loads and stores of W bytes a lane; register -1 is RZ
 template <int W, bool SIGNED>
 INL void to_register(Row* R, int rd, u32 l, const u8* p) {
@@ -102,6 +110,7 @@ NOINL void load(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rd) {
   FORL(m) {
     Ref r = ref<SPACE>(c, w, idx, l, ad[l], W);
     check_init(r, idx, l, ad[l], W, SPACE);
+    check_race<SPACE>(w, idx, l, ad[l], W, Races::kRead);
     if (rd >= 0) to_register<W, SIGNED>(w.R, rd, l, r.p);
   }
 }
@@ -110,6 +119,7 @@ NOINL void store(Ctx& c, Warp& w, u32 idx, u32 m, const u64* ad, int rs) {
   trace_access(c, w, idx, m, ad, W, SPACE);
   FORL(m) {
     Ref r = ref<SPACE>(c, w, idx, l, ad[l], W);
+    check_race<SPACE>(w, idx, l, ad[l], W, Races::kWrite);
     if (unlikely(r.init)) memset(r.init, 1, W);
     from_register<W>(w.R, rs, l, r.p);
   }

@@ -85,9 +85,11 @@ static void bar_try(Cta& t, u32 id) {
       }
       w.ready.push_back({v[k].pc, v[k].mask});
       w.red_count = b.pop, w.red_and = b.all, w.red_or = b.any;
+      if (t.races) t.races->leave(i, id);
       v.erase(v.begin() + (long)k);
     }
   }
+  if (t.races) t.races->opened(id);
   reset(b);
 }
 void bar_arrive(Ctx& c, Warp& w, u32 id, u32 count, u32 pc, u32 mask, bool sync, bool red,
@@ -98,6 +100,7 @@ void bar_arrive(Ctx& c, Warp& w, u32 id, u32 count, u32 pc, u32 mask, bool sync,
   b.used = true;
   if (count) b.expected = count;
   b.arrived[w.wid] |= mask;
+  if (w.cta->races) w.cta->races->arrive(w.wid, id);
   if (red) {
     b.pop += (u32)__builtin_popcount(pval & mask);
     if ((pval & mask) != mask) b.all = 0;
@@ -150,6 +153,7 @@ struct LiveCta {
   Cta t;
   std::unique_ptr<u8, Free> smem, smem_init, local, local_init;
   std::unique_ptr<Row, Free> regs;
+  std::unique_ptr<Races> races;
 };
 static std::unique_ptr<LiveCta> make_cta(Ctx& c, u32 id) {
   const Params& p = *c.p;
@@ -171,6 +175,8 @@ static std::unique_ptr<LiveCta> make_cta(Ctx& c, u32 id) {
     if (loc) r->local_init.reset((u8*)calloc(loc, 1));
   }
   t.smem = r->smem.get(), t.smem_init = r->smem_init.get();
+  if (p.races) r->races = std::make_unique<Races>(nw, p.smem_bytes);
+  t.races = r->races.get();
   t.local = r->local.get(), t.local_init = r->local_init.get(), t.regs = r->regs.get();
   for (BarState& b : t.bar) {
     b.arrived.assign(nw, 0);
