@@ -235,6 +235,21 @@ def compile_events(evidence: Evidence, policy: CheckPolicy) -> Result:
 # ------------------------------------------------------------------------- speed
 
 
+def _gap(wave: str, figure: str, *arms: ArmEvidence) -> str | None:
+    """Why a figure of a wave cannot be compared: a valid repeat lacks it; None when none does.
+
+    Leaving such a repeat out would compare the repeats that happened to be measured.
+    """
+    for arm in arms:
+        lacking = arm.unmeasured(wave, figure)
+        if lacking:
+            return (
+                f"{lacking} of {len(arm.records(wave))} valid repeats of {arm.name} have no "
+                f"{FIGURES[figure]}"
+            )
+    return None
+
+
 def _non_inferior(
     evidence: Evidence,
     policy: CheckPolicy,
@@ -253,6 +268,9 @@ def _non_inferior(
         return Result("not-run", "the profile sets no margin for this check")
     rows = []
     for spec in evidence.profile.waves:
+        if gap := _gap(spec.name, figure, evidence.control, evidence.candidate):
+            rows.append({"what": spec.name, "status": "not-run", "reason": gap})
+            continue
         control = evidence.control.groups(spec.name, figure)
         candidate = evidence.candidate.groups(spec.name, figure)
         decision = stats.non_inferior(
@@ -337,6 +355,9 @@ def speculation_pays(evidence: Evidence, policy: CheckPolicy) -> Result:
             what = f"{spec.name} against {name}"
             if arm is None or not arm.starts:
                 rows.append({"what": what, "status": "not-run", "reason": "not measured"})
+                continue
+            if gap := _gap(spec.name, "decode_tokens_per_s", arm, evidence.candidate):
+                rows.append({"what": what, "status": "not-run", "reason": gap})
                 continue
             decision = stats.non_inferior(
                 arm.groups(spec.name, "decode_tokens_per_s"),

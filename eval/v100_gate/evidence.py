@@ -56,14 +56,21 @@ class ArmEvidence:
     config: dict = field(default_factory=dict)
 
     def groups(self, wave: str, figure: str) -> list[list[float]]:
-        """Values of a figure of a wave: one list per start, one value per valid repeat."""
-        groups = []
-        for start in self.starts:
-            values = [
-                wave_figures(record, self.drafting)[figure] for record in start.measured(wave)
-            ]
-            groups.append([value for value in values if value is not None])
-        return groups
+        """Values of a figure of a wave: one list per start, one value per valid repeat that has
+        one. `unmeasured` says how many have none."""
+        return [
+            [value for value in values if value is not None] for values in self._all(wave, figure)
+        ]
+
+    def unmeasured(self, wave: str, figure: str) -> int:
+        """Number of valid repeats of a wave that lack a figure."""
+        return sum(values.count(None) for values in self._all(wave, figure))
+
+    def _all(self, wave: str, figure: str) -> list[list[float | None]]:
+        return [
+            [wave_figures(record, self.drafting)[figure] for record in start.measured(wave)]
+            for start in self.starts
+        ]
 
     def records(self, wave: str, kind: str = "measured") -> list[WaveRecord]:
         """Valid records of a wave over all starts."""

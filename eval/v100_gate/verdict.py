@@ -96,7 +96,8 @@ def compare(evidence: Evidence) -> dict:
             figures = {}
             for figure in FIGURES:
                 found = stats.summary(arm.groups(spec.name, figure))
-                figures[figure] = asdict(found) if found else None
+                lacking = arm.unmeasured(spec.name, figure)
+                figures[figure] = asdict(found) | {"not_measured": lacking} if found else None
             entry["arms"][name] = {
                 "figures": figures,
                 "acceptance_by_position": _positions(arm, spec.name),

@@ -128,3 +128,37 @@ def test_memory_that_nvidia_smi_does_not_say_is_not_run() -> None:
     assert judged("idle-memory", evidence).status == "not-run"
     evidence = put_together(profile(), control=arm("9000"), candidate=arm("9000"))
     assert judged("idle-memory", evidence).status == "pass"
+
+
+# ------------------------------------------------------------------------- missing figures
+
+DRAFTED = {"drafts": 4, "draft_tokens": 28, "accepted_tokens": 12}
+
+
+@pytest.mark.parametrize("arm", ["control", "candidate"])
+def test_a_repeat_without_the_figure_is_not_left_out(arm: str) -> None:
+    """Three repeats have counters and one has none: that one may be the one that matters."""
+    plan = profile(waves=[profile().waves[0].model_dump()])
+    whole = [start(*(wave(counters=DRAFTED) for _ in range(4)))]
+    holed = [start(*(wave(counters=DRAFTED) for _ in range(3)), wave())]
+    evidence = put_together(plan, **({"control": whole, "candidate": whole} | {arm: holed}))
+    for name, policy in (("acceptance", {"margin_points": 1}), ("step-time", {"margin": 0.1})):
+        result = judged(name, evidence, **policy)
+        assert result.status == "not-run"
+        assert f"C1: 1 of 4 valid repeats of {arm} have no" in result.summary
+    whole = put_together(plan, control=whole, candidate=whole)
+    assert judged("acceptance", whole, margin_points=1).status == "pass"
+
+
+@pytest.mark.parametrize("arm", ["shallow", "candidate"])
+def test_speculation_pays_needs_every_repeat(arm: str) -> None:
+    plan = profile(waves=[profile().waves[0].model_dump()], schedule={"controls": ["shallow"]})
+    at_once = wave(requests=[trace(tokens=1)])  # one chunk: no window in which it decodes
+    whole = [start(*(wave() for _ in range(4)))]
+    holed = [start(*(wave() for _ in range(3)), at_once)]
+    evidence = put_together(plan, **({"shallow": whole, "candidate": whole} | {arm: holed}))
+    result = judged("speculation-pays", evidence)
+    assert result.status == "not-run"
+    assert f"1 of 4 valid repeats of {arm} have no decode throughput" in result.summary
+    whole = put_together(plan, shallow=whole, candidate=whole)
+    assert judged("speculation-pays", whole).status == "pass"
