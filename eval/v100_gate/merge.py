@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from v100_operator import here
+
 from v100_gate.errors import GateError
 from v100_gate.identity import sha256_file
 
@@ -47,10 +49,6 @@ class Part:
     needs: Callable[[], str | None] = lambda: None
 
 
-def _gpu() -> str | None:
-    return None if shutil.which("nvidia-smi") else "no GPU here (nvidia-smi is not on PATH)"
-
-
 def _compiler() -> str | None:
     return None if shutil.which("g++") else "no C++ compiler here (apt-get install g++)"
 
@@ -58,15 +56,15 @@ def _compiler() -> str | None:
 PARTS = (
     Part(
         "evidence",
-        "the committed GPU evidence belongs to these kernels",
-        ("python", "-m", "v100_operator", "verify", "docs/evidence"),
-        ("kernel/src", "kernel/csrc", "kernel/kernels.toml", "docs/evidence"),
+        "the committed GPU evidence belongs to this tree",
+        ("make", "-s", "evidence-check"),
+        ("kernel", "patches", "eval/v100_operator", "eval/server_proof", "docs/evidence"),
     ),
     Part(
         "reproducible",
         "two builds give the same bytes",
         ("python", "-m", "pytest", "-q", "tests/kernel/test_build_release.py"),
-        ("kernel", "patches", "requirements"),
+        ("kernel", "patches", "requirements", "tests/kernel/test_build_release.py"),
         needs=_compiler,
     ),
     Part(
@@ -79,23 +77,23 @@ PARTS = (
         "emulator",
         "the sm_70 machine code computes what it should",
         ("python", "-m", "pytest", "-q", "-m", "sm70", "tests/kernel", "tests/sm70sim"),
-        ("kernel/src", "kernel/kernels.toml", "kernel/sm70sim"),
+        ("kernel", "tests/kernel", "tests/sm70sim"),
         needs=_compiler,
     ),
     Part(
         "smoke",
         "the patched tree serves and is gated against its control on CPU",
         ("python", "-m", "v100_gate", "demo", "--results", "{scratch}/smoke"),
-        ("patches", "eval/v100_gate", "eval/profiles", "eval/demo"),
+        ("patches", "kernel", "requirements", "eval/v100_gate", "eval/profiles", "eval/demo"),
         needs=_compiler,
     ),
     Part(
         "operator",
         "kernels against FP64 on this machine's GPU",
-        ("python", "-m", "pytest", "-q", "-m", "gpu", "tests/kernel"),
-        ("kernel/src", "kernel/csrc", "kernel/kernels.toml"),
+        ("python", "-m", "v100_operator", "check-all", "--out", "{scratch}/operator"),
+        ("kernel", "eval/v100_operator"),
         required=False,
-        needs=_gpu,
+        needs=here.missing,
     ),
 )
 

@@ -1,7 +1,9 @@
 """Times an op by graph replay over independent KV working sets, as the layers of a model have.
 
 A sample is eight replays of a graph with one call for each of 16 working sets; samples of the op
-and of its control alternate. What is reported is the median; all samples are kept.
+and of its control alternate. What is reported is the median; all samples are kept. The outputs are
+compared too: of the working sets, which hold the same values, to the bit; of the op and its control
+within the op's limit.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .case import Batch, make_batch
+from .case import SENTINEL, Batch, make_batch
 from .ops import BenchShape, Op
 
 WORKING_SETS = 16
@@ -29,6 +31,8 @@ class Timing:
     op_ms: list[float]
     control: str | None
     control_ms: list[float]
+    output_difference: float | None
+    failures: list[str]
 
     @property
     def median_ms(self) -> float:
@@ -88,6 +92,22 @@ def _working_sets(shape: BenchShape) -> list[Batch]:
     return sets
 
 
+def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest |a - b| over the largest |b|, in FP64; NaN where either holds one."""
+    return ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
+
+
+def _outputs(graph: torch.cuda.CUDAGraph, sets: list[Batch], failures: list[str]) -> torch.Tensor:
+    """Output of one replay; every working set holds the same values and must give the same."""
+    for batch in sets:
+        batch.out.fill_(SENTINEL)
+    graph.replay()
+    first = sets[0].out.clone()
+    if any(not torch.equal(batch.out.view(torch.int16), first.view(torch.int16)) for batch in sets):
+        failures.append("equal working sets gave other bits")
+    return first
+
+
 def time_shape(op: Op, shape: BenchShape) -> Timing:
     """Alternating samples of the op and its control."""
     sets = _working_sets(shape)
@@ -96,8 +116,13 @@ def time_shape(op: Op, shape: BenchShape) -> Timing:
     graphs = [_capture(op.call, sets, workspace)]
     if op.control:
         graphs.append(_capture(op.control[1], sets, workspace))
-    for graph in graphs:
-        graph.replay()
+    failures: list[str] = []
+    outputs = [_outputs(graph, sets, failures) for graph in graphs]
+    difference = None
+    if op.control_error is not None:
+        difference = largest_difference(outputs[0], outputs[1])
+        if not difference <= op.control_error:  # written so that a NaN fails
+            failures.append(f"output differs from the control's by {difference:.2e}")
     torch.cuda.synchronize()
     samples: list[list[float]] = [[], []]
     for _ in range(PAIRS):
@@ -109,4 +134,6 @@ def time_shape(op: Op, shape: BenchShape) -> Timing:
         samples[0],
         op.control[0] if op.control else None,
         samples[1],
+        difference,
+        failures,
     )

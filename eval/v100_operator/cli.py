@@ -1,4 +1,4 @@
-"""The command line: check, bench, verify."""
+"""The command line: check, check-all, bench, report, verify."""
 
 from __future__ import annotations
 
@@ -71,7 +71,14 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     op = ops.get(arguments.op)
     print(f"{'shape':16}{'median ms':>11}{'GB/s':>8}{'control ms':>12}{'ratio':>8}")
-    rows = []
+    rows: list[dict] = []
+    content = evidence.header(op.name, "bench", arguments.library, info) | {
+        "only": arguments.only,  # each shape stands by itself; this says which were asked for
+        "working_sets": WORKING_SETS,
+        "pairs": PAIRS,
+        "replays": REPLAYS,
+        "shapes": rows,
+    }
     for shape in op.bench:
         if arguments.only and arguments.only not in shape.name:
             continue
@@ -80,6 +87,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         ratio = t.median_ms / control if control else None
         tail = f"{control:12.3f}{ratio:8.2f}" if ratio else ""
         print(f"{t.name:16}{t.median_ms:11.3f}{t.gigabytes_per_second:8.0f}{tail}", flush=True)
+        for failure in t.failures:
+            print(f"      {failure}", flush=True)
         rows.append(
             {
                 "shape": t.name,
@@ -90,19 +99,16 @@ def _bench(arguments: argparse.Namespace) -> int:
                 "control": t.control,
                 "control_median_ms": control,
                 "control_samples_ms": t.control_ms,
+                "output_difference": t.output_difference,
+                "failures": t.failures,
             }
         )
-    content = evidence.header(op.name, "bench", arguments.library, info)
-    content |= {
-        "passed": bool(rows),
-        "only": arguments.only,  # each shape stands by itself; this says which were asked for
-        "working_sets": WORKING_SETS,
-        "pairs": PAIRS,
-        "replays": REPLAYS,
-        "shapes": rows,
-    }
-    evidence.write(arguments.out, content)
-    return int(not rows)
+        # After each shape: what a run that is cut short has measured is kept.
+        passed = not any(row["failures"] for row in rows)
+        evidence.write(arguments.out, content | {"passed": passed})
+    if not rows:
+        print(f"no shape of {op.name} has {arguments.only!r} in its name", file=sys.stderr)
+    return int(not rows or not passed)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -119,6 +125,23 @@ def _verify(arguments: argparse.Namespace) -> int:
     return int(bool(bad))
 
 
+def _check_all(arguments: argparse.Namespace) -> int:
+    from . import here
+
+    return int(here.check_all(arguments.out) > 0)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from . import report
+
+    try:
+        print(report.write(arguments.files, arguments.out), end="")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"\nwrote {arguments.out}/bench.md and {arguments.out}/bench.png")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0 when all is well, 1 when something failed."""
     parser = argparse.ArgumentParser(prog="v100_operator", description=__doc__)
@@ -133,6 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--out", required=True, type=Path, help="the JSON file to write")
         command.add_argument("--only", help="cases or shapes whose name contains this")
         command.set_defaults(run=function)
+    command = commands.add_parser("check-all", help="build here, then check every op")
+    command.add_argument("--out", type=Path, default=Path("results/operator"), help="folder")
+    command.set_defaults(run=_check_all)
+    command = commands.add_parser("report", help="table and plot of what bench wrote")
+    command.add_argument("files", type=Path, nargs="+", help="JSON files of bench")
+    command.add_argument("--out", type=Path, default=Path("results/operator"), help="folder")
+    command.set_defaults(run=_report)
     command = commands.add_parser("verify", help="whether evidence belongs to this tree's sources")
     command.add_argument("folder", type=Path)
     command.add_argument("--kernel", type=Path, default=evidence.KERNEL, help="the tree's kernel/")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from v100_gate.errors import GateError
-from v100_gate.merge import Part, merge, problems
+from v100_gate.merge import PARTS, REPO, Part, merge, problems, tracked
 
 GOOD = Part("good", "always passes", ("python", "-c", "print('fine')"), ("src",))
 BAD = Part("bad", "always fails", ("python", "-c", "print('why'); raise SystemExit(3)"), ("src",))
@@ -86,3 +86,14 @@ def test_a_missing_or_foreign_file_is_said(checkout: Path) -> None:
 def test_a_part_whose_sources_change_while_it_runs_fails(checkout: Path) -> None:
     editing = Part("e", "edits", ("python", "-c", "open('src/a.py','w').write('x')"), ("src",))
     assert "changed while it ran" in run(checkout, editing)["parts"]["e"]["reason"]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_part_speaks_for_files_that_exist_and_for_its_own_program(part: Part) -> None:
+    for source in part.sources:
+        assert tracked([source], REPO), source
+    for word in part.command:  # a weakened judge or test must make its result stale
+        program = REPO / "eval" / word if word.startswith("v100_") else REPO / word
+        if program.exists() and word != "docs/evidence":
+            covered = [REPO / source for source in part.sources]
+            assert any(program.is_relative_to(c) or c.is_relative_to(program) for c in covered)

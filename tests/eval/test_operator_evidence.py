@@ -103,3 +103,40 @@ def test_every_op_names_sources_that_exist() -> None:
         assert any(f.startswith("src/common/") for f in files), name
     with pytest.raises(ValueError, match="expected one of paged, long, prefill"):
         ops.get("decode")
+
+
+def bench_file(folder: Path, **over: object) -> Path:
+    """A bench file whose table is computable by hand: 2 GB in 4 and 10 ms."""
+    shape = {
+        "shape": "32K x 4", "kv_bytes": 1_000_000_000, "samples_ms": [4.0, 3.0, 9.0],
+        "control": "paged", "control_samples_ms": [10.0, 11.0, 9.0], "output_difference": 1e-4,
+    }  # fmt: skip
+    content = {
+        "schema": evidence.SCHEMA, "kind": "bench", "op": "long", "command": "bench --op long",
+        "gpu": {"name": "a GPU"}, "library": {"sha256": "a" * 64, "source_sha256": "b" * 64},
+        "working_sets": 2, "pairs": 3, "replays": 8, "shapes": [shape],
+    }  # fmt: skip
+    path = folder / "bench.json"
+    path.write_text(json.dumps(content | over))
+    return path
+
+
+def test_report_shows_medians_of_the_raw_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["report", str(bench_file(tmp_path)), "--out", str(tmp_path / "out")]) == 0
+    wanted = "| 32K x 4 | 4.000 | 500 | 10.000 | 2.50 | 1.0e-04 |"
+    assert wanted in capsys.readouterr().out
+    assert wanted in (tmp_path / "out" / "bench.md").read_text()
+    assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [("{", "is not JSON"), ('{"schema": "other/1"}', "not what"), ("[]", "not")]
+)
+def test_report_refuses_other_files(tmp_path: Path, content: str, why: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(SystemExit, match=rf"error: x.json .*{why}"):
+        main(["report", str(path), "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

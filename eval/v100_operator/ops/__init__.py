@@ -29,7 +29,9 @@ class Op:
 
     call(batch, workspace) runs it; workspace_bytes(case) is what it needs, 0 for none. limits are
     the largest error over the largest value of a request and head, and the relative L2 error.
-    control, where there is one, is what bench alternates with: (name, function like call).
+    control, where there is one, is what bench alternates with: (name, function like call);
+    control_error is how far their outputs may differ, over the largest value (None: the control
+    writes no output that could be compared).
     sources are globs below kernel/ whose change makes the op's evidence stale.
     """
 
@@ -42,6 +44,7 @@ class Op:
     max_error: float = 2e-3
     l2_error: float = 1e-3
     control: tuple[str, Callable[[Batch, torch.Tensor], object]] | None = None
+    control_error: float | None = None
     batch_invariant: bool = True
 
 

@@ -132,4 +132,5 @@ OP = Op(
     call=_call,
     workspace_bytes=_workspace_bytes,
     control=("paged", _ordinary),
+    control_error=2e-3,
 )
