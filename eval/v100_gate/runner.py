@@ -60,6 +60,14 @@ def schedule(profile: Profile, arms: Arms) -> list[tuple[str, int]]:
     return order + [(name, 1) for name in profile.schedule.controls]
 
 
+def quality_parts(profile: Profile) -> dict[str, str]:
+    """The quality waves of a profile: name of the wave -> its list in the retrieval fixture."""
+    if profile.retrieval is None:
+        return {}
+    parts = {"retrieval": "documents"}
+    return parts | {"needle": "needles"} if profile.retrieval.needle_lengths else parts
+
+
 class Run:
     """Carries out a schedule below one results folder."""
 
@@ -155,7 +163,7 @@ class Run:
         for arm, _ in sessions:
             total += 2 + sum(sum(self.profile.counts(spec, arm)) for spec in self.profile.waves)
             if arm in PAIR:
-                total += bool(self.profile.retrieval) + bool(self.profile.logits)
+                total += len(quality_parts(self.profile)) + bool(self.profile.logits)
                 total += len(self.profile.rolling.rates_per_s) if self.profile.rolling else 0
         return total
 
@@ -170,8 +178,7 @@ class Run:
             if len(self._valid(base, spec.name)) < self.profile.counts(spec, arm)[1]
         ]
         if arm in PAIR:
-            if self.profile.retrieval and not self._valid(base, "retrieval"):
-                todo.append("retrieval")
+            todo += [wave for wave in quality_parts(self.profile) if not self._valid(base, wave)]
             if self.profile.logits and not self._valid(base, "logits"):
                 todo.append("logits")
             if self.profile.rolling:
@@ -379,8 +386,9 @@ class Run:
                     extras -= 1
         if arm not in PAIR:
             return
-        if "retrieval" in todo:
-            await self._retrieval(arm, number, base, service, client)
+        for part, key in quality_parts(self.profile).items():
+            if part in todo:
+                await self._quality(arm, number, base, service, client, part, key)
         if "logits" in todo:
             await self._logits(arm, number, base, service, client)
         if self.profile.rolling:
@@ -543,34 +551,39 @@ class Run:
 
     # ---------------------------------------------------------------- quality and logits
 
-    async def _retrieval(
-        self, arm: str, number: int, base: str, service: services.Service, client: Client
+    async def _quality(
+        self,
+        arm: str,
+        number: int,
+        base: str,
+        service: services.Service,
+        client: Client,
+        part: str,
+        key: str,
     ) -> None:
         spec = self.profile.retrieval
-        self.reporter.step("building retrieval prompts")
+        self.reporter.step(f"building {part} prompts")
         fixture = await self._fixture("retrieval", lambda: prompts.retrieval_fixture(client, spec))
         greedy = self.profile.sampling.model_copy(update={"temperature": 0.0})
-        for wave, items in (("retrieval", fixture["documents"]), ("needle", fixture["needles"])):
-            requests = [
-                Request(item["prompt"], spec.max_output_tokens, spec.seed + index, forced=False)
-                for index, item in enumerate(items)
-            ]
-            if requests:
-                await self._with_sampling(
-                    client,
-                    greedy,
-                    self._record(
-                        arm,
-                        number,
-                        base,
-                        service,
-                        client,
-                        wave,
-                        "quality",
-                        requests,
-                        fixture["sha256"],
-                    ),
-                )
+        requests = [
+            Request(item["prompt"], spec.max_output_tokens, spec.seed + index, forced=False)
+            for index, item in enumerate(fixture[key])
+        ]
+        await self._with_sampling(
+            client,
+            greedy,
+            self._record(
+                arm,
+                number,
+                base,
+                service,
+                client,
+                part,
+                "quality",
+                requests,
+                fixture["sha256"],
+            ),
+        )
 
     async def _logits(
         self, arm: str, number: int, base: str, service: services.Service, client: Client

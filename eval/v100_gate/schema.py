@@ -113,7 +113,11 @@ class RetrievalSpec(Strict):
     input_tokens: Positive = 31_692
     max_output_tokens: Positive = 256
     needle_lengths: list[Positive] = []
-    needle_depths: list[Annotated[float, Field(ge=0.0, le=1.0)]] = [0.1, 0.5, 0.9]
+    needle_depths: Annotated[list[Annotated[float, Field(ge=0.0, le=1.0)]], Field(min_length=1)] = [
+        0.1,
+        0.5,
+        0.9,
+    ]
     seed: int = 7
 
 

@@ -462,6 +462,23 @@ def test_an_interrupted_run_is_continued_with_the_waves_it_has(tmp_path: Path) -
     assert len(found.candidate.starts[0].processes) == 2
 
 
+def test_needles_are_a_part_of_their_own(tmp_path: Path) -> None:
+    """The service dies after the retrieval and before the needles are through."""
+    quality = {
+        "requests": 2,
+        "input_tokens": 1500,
+        "max_output_tokens": 48,
+        "needle_lengths": [1500],
+        "needle_depths": [0.5],
+    }
+    plan = profile(waves=[], retrieval=quality, checks={"complete": {}, "needle": {}})
+    with pytest.raises(ServiceError, match="died during needle"):
+        run(tmp_path, plan, arms(tmp_path, candidate={"die_at": 2}))
+    found = run(tmp_path, plan, arms(tmp_path, candidate={}), resume=True)
+    assert verdict.judge(found, {})["verdict"] == "pass"
+    assert found.candidate.starts[0].processes[-1]["todo"] == ["needle"]
+
+
 def test_an_arm_is_not_continued_with_another_tree(tmp_path: Path) -> None:
     tree = tmp_path / "vllm"
     tree.mkdir()
