@@ -202,12 +202,23 @@ def load(root: Path) -> Evidence:
     return Evidence(root, profile, arms, site, run, {name: str(root.name) for name in arms})
 
 
+def prompts_of(arm: ArmEvidence) -> dict[str, set[str | None]]:
+    """Wave -> hashes of the prompts that its counted records were sent."""
+    found: dict[str, set[str | None]] = {}
+    for start in arm.starts:
+        for record in start.waves:
+            if not record.invalid:
+                found.setdefault(record.wave, set()).add(record.fixture_sha256)
+    return found
+
+
 def side_by_side(control: Evidence, control_arm: str, candidate: Evidence, arm: str) -> Evidence:
     """Two arms of two stored runs as control and candidate.
 
-    Raises: GateError when the runs measured different things.
+    Raises: GateError when the runs measured different things: other profiles, or the same
+        profile with prompts of another text or tokenizer.
     """
-    for field_name in ("waves", "sampling", "retrieval", "logits", "rolling"):
+    for field_name in ("service", "waves", "sampling", "retrieval", "logits", "rolling"):
         if getattr(control.profile, field_name) != getattr(candidate.profile, field_name):
             raise GateError(
                 f"{control.root} and {candidate.root} cannot be compared: their profiles differ "
@@ -217,6 +228,14 @@ def side_by_side(control: Evidence, control_arm: str, candidate: Evidence, arm: 
         if name not in run.arms or not run.arms[name].starts:
             raise GateError(f"{run.root}: no measurements of arm {name!r}")
     arms = {"control": control.arms[control_arm], "candidate": candidate.arms[arm]}
+    theirs, ours = prompts_of(arms["control"]), prompts_of(arms["candidate"])
+    for wave in sorted(theirs.keys() & ours.keys()):
+        if theirs[wave] != ours[wave]:
+            raise GateError(
+                f"{control.root} and {candidate.root} cannot be compared: their prompts of "
+                f"{wave} differ (another tokenizer, or another version of the text); measure both "
+                "arms in one run"
+            )
     sources = {
         "control": f"{control.root.name}:{control_arm}",
         "candidate": f"{candidate.root.name}:{arm}",

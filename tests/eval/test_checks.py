@@ -8,7 +8,8 @@ from math import log
 import pytest
 from support import profile, put_together, start, trace, wave
 from v100_gate.checks import CHECKS, Result
-from v100_gate.evidence import Evidence
+from v100_gate.errors import GateError
+from v100_gate.evidence import Evidence, side_by_side
 from v100_gate.schema import CheckPolicy
 
 
@@ -162,3 +163,25 @@ def test_speculation_pays_needs_every_repeat(arm: str) -> None:
     assert f"1 of 4 valid repeats of {arm} have no decode throughput" in result.summary
     whole = put_together(plan, shallow=whole, candidate=whole)
     assert judged("speculation-pays", whole).status == "pass"
+
+
+# ------------------------------------------------------------------------- side by side
+
+
+def test_runs_with_other_prompts_are_not_compared() -> None:
+    def measured(sha: str, name: str = "C1") -> Evidence:
+        return put_together(profile(), candidate=[start(wave(name, fixture_sha256=sha))])
+
+    one = measured("a" * 64)
+    side_by_side(one, "candidate", measured("a" * 64), "candidate")
+    side_by_side(one, "candidate", measured("b" * 64, "C4"), "candidate")  # `complete` sees that
+    with pytest.raises(GateError, match="prompts of C1 differ"):
+        side_by_side(one, "candidate", measured("b" * 64), "candidate")
+
+
+def test_runs_of_services_with_other_limits_are_not_compared() -> None:
+    one = put_together(profile(), candidate=[start(wave())])
+    service = {"max_model_len": 8192, "draft_tokens": 3, "page_size": 16}
+    other = put_together(profile(service=service), candidate=[start(wave())])
+    with pytest.raises(GateError, match="differ in `service`"):
+        side_by_side(one, "candidate", other, "candidate")
