@@ -31,7 +31,7 @@ from v100_gate import (
 from v100_gate.client import Client, Request
 from v100_gate.errors import GateError, RefusedError, ServiceError
 from v100_gate.progress import Reporter
-from v100_gate.schema import PAIR, Arms, Limits, Profile, Sampling, WaveSpec
+from v100_gate.schema import PAIR, Arms, Limits, Profile, Sampling, WaveSpec, changed_arms
 from v100_gate.store import Store
 from v100_gate.traces import WaveRecord
 
@@ -115,11 +115,12 @@ class Run:
         record = existing or {
             "schema": RESULT_SCHEMA,
             "profile": self.profile.model_dump(mode="json", by_alias=True),
-            "arms": self.arms.model_dump(mode="json", by_alias=True),
             "environment": identity.environment(),
             "schedule": sessions,
             "attempts": [],
         }
+        # What may change between two attempts counts as it stands now (see `changed_arms`).
+        record["arms"] = self.arms.model_dump(mode="json", by_alias=True)
         attempt = {"began": self.wall(), "resumed": bool(existing), "end": "running"}
         record["attempts"].append(attempt)
         self._write_run(record)
@@ -156,6 +157,12 @@ class Run:
             raise RefusedError(
                 f"{self.store.root}: the run was begun with another profile (changed: "
                 f"{', '.join(changed)}); measure it anew in another folder"
+            )
+        arms = changed_arms(Arms.model_validate(existing["arms"]), self.arms)
+        if arms:
+            raise RefusedError(
+                f"{self.store.root}: the run was begun with other arms (changed: "
+                f"{'; '.join(arms)}); one run must not mix them: measure it anew in another folder"
             )
 
     def _steps(self, sessions: Sequence[tuple[str, int]]) -> int:

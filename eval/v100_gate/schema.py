@@ -320,6 +320,31 @@ class Arms(Strict):
         return arms
 
 
+MAY_CHANGE = {"title", "api_key_file"}
+"""Fields of an arm that say nothing about what is served."""
+
+
+def changed_arms(old: Arms, new: Arms) -> list[str]:
+    """What differs in two arms files although a run must not mix it, e.g. "candidate: env".
+
+    A title, the file of an API key and a memory attribution may change: a person adds the last
+    when the gate has found a difference.
+    """
+    changes = sorted(f"{name}: added" for name in new.arms.keys() - old.arms.keys())
+    for name, arm in old.arms.items():
+        if name not in new.arms:
+            changes.append(f"{name}: missing")
+            continue
+        one = arm.model_dump(mode="json", exclude=MAY_CHANGE)
+        other = new.arms[name].model_dump(mode="json", exclude=MAY_CHANGE)
+        fields = [key for key in one | other if one.get(key) != other.get(key)]
+        if fields:
+            changes.append(f"{name}: {', '.join(fields)}")
+    if old.hygiene != new.hygiene:
+        changes.append("hygiene")
+    return changes
+
+
 class Waiver(Strict):
     """One failed or missing check that a person accepts, for a time."""
 

@@ -533,6 +533,35 @@ def test_a_run_is_not_continued_with_another_profile(tmp_path: Path) -> None:
         run(tmp_path, other, site, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("command", ["/bin/true"]),
+        ("env", {"VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}),
+        ("model", "other"),
+        ("draft_tokens", 3),
+        ("url", "http://127.0.0.1:1"),
+        ("tree", EVAL),
+    ],
+)
+def test_a_run_is_not_continued_with_another_arm(tmp_path: Path, field: str, value: object) -> None:
+    plan = short(waves=[ONE_WAVE[0] | {"repeats": 2}])
+    with pytest.raises(ServiceError):
+        run(tmp_path, plan, arms(tmp_path, candidate={"die_at": 5}))
+    other = arms(tmp_path, candidate={})
+    setattr(other.arms["candidate"], field, value)
+    with pytest.raises(RefusedError, match=rf"begun with other arms \(changed: candidate: {field}"):
+        run(tmp_path, plan, other, resume=True)
+
+
+def test_a_run_is_not_continued_with_other_hygiene_or_an_arm_less(tmp_path: Path) -> None:
+    run(tmp_path, short(), arms(tmp_path, control={}, candidate={}))
+    other = arms(tmp_path, candidate={})
+    other.hygiene.stopped_units = ["a.service"]
+    with pytest.raises(RefusedError, match=r"changed: control: missing; hygiene"):
+        run(tmp_path, short(), other, resume=True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_an_interrupt_leaves_no_process_and_keeps_what_came(tmp_path: Path, number: int) -> None:
     plan = short(waves=[ONE_WAVE[0] | {"output_tokens": 4000}])
