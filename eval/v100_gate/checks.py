@@ -18,7 +18,7 @@ from v100_gate.schema import PAIR
 from v100_gate.traces import RequestTrace, WaveRecord
 
 if TYPE_CHECKING:
-    from v100_gate.schema import CheckPolicy
+    from v100_gate.schema import CheckPolicy, MemoryCheck
 
 Status = Literal["pass", "fail", "inconclusive", "not-run"]
 ORDER: tuple[Status, ...] = ("fail", "inconclusive", "not-run", "pass")
@@ -661,6 +661,18 @@ def _memory(evidence: Evidence, fact: str, what: str) -> tuple[float | None, flo
     return sides[0], sides[1]
 
 
+ROUNDING_GIB = 0.01
+"""vLLM logs GiB with two decimals."""
+
+
+def _attributed(evidence: Evidence, name: MemoryCheck, gib: float) -> str | None:
+    """The attributions of a check in words when they cover a difference of `gib`; else None."""
+    items = [item for item in evidence.site.memory_attribution if name in item.checks]
+    if not items or sum(item.gib for item in items) < gib - ROUNDING_GIB:
+        return None
+    return "attributed: " + "; ".join(f"{item.what} {item.gib:g} GiB" for item in items)
+
+
 @check("kv-budget")
 def kv_budget(evidence: Evidence, policy: CheckPolicy) -> Result:
     """The candidate has the control's KV budget, or a person attributed the difference."""
@@ -684,11 +696,15 @@ def kv_budget(evidence: Evidence, policy: CheckPolicy) -> Result:
         text += f" ({gib[1]:.2f} and {gib[0]:.2f} GiB)"
     margin = policy.margin or 0.0
     if lost > margin:
-        attributed = sum(item.gib for item in evidence.site.memory_attribution)
-        missing = (gib[0] - gib[1]) if None not in gib else None
-        if missing is not None and attributed and attributed >= missing - 0.01:
-            words = "; ".join(f"{a.what} {a.gib} GiB" for a in evidence.site.memory_attribution)
-            return Result("pass", f"{text}; the difference is attributed: {words}", [row])
+        words = None
+        if None not in gib:
+            # Tokens can be lost without GiB (a larger page): what the lost tokens would take
+            # counts too, but for the page that rounding down costs.
+            tokens_lost = control - candidate - evidence.profile.service.page_size
+            missing = max(gib[0] - gib[1], tokens_lost / control * gib[0])
+            words = _attributed(evidence, "kv-budget", missing)
+        if words:
+            return Result("pass", f"{text}; the difference is {words}", [row])
         row |= {
             "status": "fail",
             "reason": f"{text}: {lost:.1%} less, margin {margin:.1%}, and nobody attributed it",
@@ -698,7 +714,7 @@ def kv_budget(evidence: Evidence, policy: CheckPolicy) -> Result:
 
 @check("graph-pool")
 def graph_pool(evidence: Evidence, policy: CheckPolicy) -> Result:
-    """The graph pool grew by no more than the margin."""
+    """The graph pool grew by no more than the margin, or a person attributed the growth."""
     control, candidate = _memory(evidence, "graph_pool_gib_by_rank", "GiB")
     if control is None or candidate is None:
         return Result("not-run", "the log states no graph pool in both arms")
@@ -708,17 +724,22 @@ def graph_pool(evidence: Evidence, policy: CheckPolicy) -> Result:
         "what": "graph pool",
         "control": control,
         "candidate": candidate,
-        "status": "pass" if grown <= margin else "fail",
+        "status": "pass",
         "reason": f"{candidate:.2f} GiB, control {control:.2f} GiB, margin {margin:.2f} GiB",
     }
+    if grown > margin:
+        words = _attributed(evidence, "graph-pool", grown)
+        row["status"] = "pass" if words else "fail"
+        row["reason"] += f"; {words or 'nobody attributed it'}"
     return _join([row], row["reason"])
 
 
 @check("idle-memory")
 def idle_memory(evidence: Evidence, policy: CheckPolicy) -> Result:
-    """GPU memory after load and after the run against the control, per GPU."""
+    """GPU memory after load and after the run is the control's within the margin, per GPU, or a
+    person attributed the difference."""
     margin = policy.margin_gib if policy.margin_gib is not None else 0.0
-    rows = []
+    rows, explained = [], None
     for moment in ("loaded", "after"):
         sides: dict[str, dict[str, float]] = {}
         unread = 0
@@ -750,12 +771,16 @@ def idle_memory(evidence: Evidence, policy: CheckPolicy) -> Result:
             if before is None:
                 row |= {"status": "not-run", "reason": "the control did not use this GPU"}
             elif used - before > margin:
+                words = _attributed(evidence, "idle-memory", used - before)
+                explained = explained or words
                 row |= {
-                    "status": "fail",
-                    "reason": f"{used:.2f} GiB, control {before:.2f} GiB, margin {margin:.2f}",
+                    "status": "pass" if words else "fail",
+                    "reason": f"{used:.2f} GiB, control {before:.2f} GiB, margin {margin:.2f}; "
+                    f"{words or 'nobody attributed it'}",
                 }
             rows.append(row)
-    return _join(rows, f"within {margin:.2f} GiB of the control on every GPU")
+    or_attributed = f", or {explained}" if explained else ""
+    return _join(rows, f"within {margin:.2f} GiB of the control on every GPU{or_attributed}")
 
 
 CLOCKS_MARGIN = 0.05

@@ -187,10 +187,20 @@ def run(
 
 
 @app.command()
-def verdict(run: RunFolder, waivers: Waivers = None) -> None:
+def verdict(
+    run: RunFolder,
+    waivers: Waivers = None,
+    arms: Annotated[
+        Path | None,
+        typer.Option("--arms", help="the run's arms file, with a memory_attribution added since"),
+    ] = None,
+) -> None:
     """Judge a stored run again."""
     try:
-        found = judge(stored.load(run), waivers, run)
+        evidence = stored.load(run)
+        if arms is not None:
+            evidence = stored.with_attribution(evidence, read_yaml(arms, Arms))
+        found = judge(evidence, waivers, run)
     except GateError as error:
         say(error)
         raise typer.Exit(error.exit_code) from None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from v100_gate import RESULT_SCHEMA, metrics
 from v100_gate.errors import GateError, ProfileError
-from v100_gate.schema import Arms, Profile
+from v100_gate.schema import Arms, Profile, changed_arms
 from v100_gate.traces import WaveRecord
 
 
@@ -200,6 +200,21 @@ def load(root: Path) -> Evidence:
         raise ProfileError(f"{path}: {error.errors()[0]['msg']}") from None
     arms = {name: load_arm(root, name, site, profile) for name in site.arms}
     return Evidence(root, profile, arms, site, run, {name: str(root.name) for name in arms})
+
+
+def with_attribution(evidence: Evidence, site: Arms) -> Evidence:
+    """The evidence with the memory attribution of an arms file that was written since.
+
+    Raises: GateError when the file is about other arms.
+    """
+    changes = changed_arms(evidence.site, site)
+    if changes:
+        raise GateError(
+            f"{evidence.root}: measured with other arms (changed: {'; '.join(changes)}); only "
+            "memory_attribution, titles and key files may differ"
+        )
+    attribution = {"memory_attribution": site.memory_attribution}
+    return replace(evidence, site=evidence.site.model_copy(update=attribution))
 
 
 def prompts_of(arm: ArmEvidence) -> dict[str, set[str | None]]:

@@ -297,11 +297,21 @@ class Hygiene(Strict):
     """Refuse when a process outside the arms uses a GPU. On a node without GPUs: not-run."""
 
 
+MemoryCheck = Literal["kv-budget", "graph-pool", "idle-memory"]
+
+
 class Attribution(Strict):
-    """A memory difference explained by a person: what allocated it, and how much."""
+    """A memory difference explained by a person: what allocated it, and how much per GPU."""
 
     what: str
-    gib: float
+    gib: Annotated[float, Field(gt=0.0)]
+    checks: Annotated[list[MemoryCheck], Field(min_length=1)] = [
+        "kv-budget",
+        "graph-pool",
+        "idle-memory",
+    ]
+    """Where it shows: memory taken before the cache is sized is missing from the KV budget, a
+    captured graph's is in the graph pool, and all of it is in use on an idle service."""
 
 
 class Arms(Strict):

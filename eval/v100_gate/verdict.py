@@ -56,6 +56,9 @@ def judge(evidence: Evidence, waivers: dict[str, Waiver]) -> dict:
         "manifest_sha256": _identity(evidence, "manifest_sha256"),
         "library_sha256": _identity(evidence, "library_sha256"),
         "source_sha256": _identity(evidence, "source_sha256"),
+        "memory_attribution": [
+            item.model_dump(mode="json") for item in evidence.site.memory_attribution
+        ],
         "checks": rows,
     }
 

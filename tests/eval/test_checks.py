@@ -9,8 +9,8 @@ import pytest
 from support import profile, put_together, start, trace, wave
 from v100_gate.checks import CHECKS, Result
 from v100_gate.errors import GateError
-from v100_gate.evidence import Evidence, side_by_side
-from v100_gate.schema import CheckPolicy
+from v100_gate.evidence import Evidence, side_by_side, with_attribution
+from v100_gate.schema import Arms, CheckPolicy
 
 
 def judged(name: str, evidence: Evidence, **policy: object) -> Result:
@@ -185,3 +185,77 @@ def test_runs_of_services_with_other_limits_are_not_compared() -> None:
     other = put_together(profile(service=service), candidate=[start(wave())])
     with pytest.raises(GateError, match="differ in `service`"):
         side_by_side(one, "candidate", other, "candidate")
+
+
+# ------------------------------------------------------------------------- attributed memory
+
+
+def memory_run(
+    kv_gib: float, kv_tokens: int, pool: float, used: float, attribution: list[dict]
+) -> Evidence:
+    """A control of 10 GiB KV in 1,000,000 tokens, 0.90 GiB pool and 9.0 GiB used, and a candidate
+    with these figures."""
+
+    def arm(gib: float, tokens: int, pool: float, used: float) -> list:
+        rows = [{"index": "0", "memory.used": str(used * 1024)}]
+        facts = {
+            "kv_tokens": tokens,
+            "kv_gib_by_rank": {"0": gib},
+            "graph_pool_gib_by_rank": {"0": pool},
+        }
+        return [start(processes=[{"facts": facts, "gpu": {"loaded": rows, "after": rows}}])]
+
+    evidence = put_together(
+        profile(),
+        control=arm(10.0, 1_000_000, 0.90, 9.0),
+        candidate=arm(kv_gib, kv_tokens, pool, used),
+    )
+    site = evidence.site.model_dump(by_alias=True) | {"memory_attribution": attribution}
+    return with_attribution(evidence, Arms.model_validate(site))
+
+
+WORKSPACE = {"what": "long-attention workspace", "gib": 0.5}
+
+
+@pytest.mark.parametrize("name", ["kv-budget", "graph-pool", "idle-memory"])
+@pytest.mark.parametrize(
+    ("attribution", "status"),
+    [
+        ([], "fail"),
+        ([WORKSPACE], "pass"),
+        ([WORKSPACE | {"gib": 0.3}], "fail"),
+        ([WORKSPACE | {"gib": 0.3}, {"what": "tables", "gib": 0.2}], "pass"),
+    ],
+    ids=["nobody", "all of it", "too little", "two parts"],
+)
+def test_a_memory_difference_passes_only_when_all_of_it_is_attributed(
+    name: str, attribution: list[dict], status: str
+) -> None:
+    evidence = memory_run(9.5, 950_000, 1.40, 9.5, attribution)
+    result = judged(name, evidence, margin_gib=0.1)
+    assert result.status == status
+    for item in attribution:
+        if status == "pass":
+            assert f"{item['what']} {item['gib']} GiB" in result.summary
+    if status == "fail":
+        assert "nobody attributed it" in result.summary
+
+
+def test_an_attribution_speaks_for_the_checks_it_names() -> None:
+    evidence = memory_run(9.5, 950_000, 1.40, 9.5, [WORKSPACE | {"checks": ["kv-budget"]}])
+    assert judged("kv-budget", evidence).status == "pass"
+    assert judged("graph-pool", evidence, margin_gib=0.1).status == "fail"
+    assert judged("idle-memory", evidence, margin_gib=0.1).status == "fail"
+
+
+def test_lost_tokens_are_not_explained_by_memory_that_is_there() -> None:
+    """The GiB are equal and a fifth of the tokens is gone: 2 GiB worth of them."""
+    assert judged("kv-budget", memory_run(10.0, 800_000, 0.9, 9.0, [WORKSPACE])).status == "fail"
+
+
+def test_an_attribution_for_other_arms_is_refused() -> None:
+    evidence = memory_run(9.5, 950_000, 0.9, 9.0, [])
+    site = evidence.site.model_copy(deep=True)
+    site.arms["candidate"].url = "http://elsewhere"
+    with pytest.raises(GateError, match=r"measured with other arms \(changed: candidate: url\)"):
+        with_attribution(evidence, site)

@@ -16,7 +16,7 @@ from support import EVAL, arms, profile, put_together, run, start, wave
 from v100_gate import evidence, report, verdict
 from v100_gate.errors import GateError
 from v100_gate.evidence import Evidence
-from v100_gate.schema import Waiver
+from v100_gate.schema import Arms, Waiver
 
 CHECKS = {
     "complete": {},
@@ -227,6 +227,26 @@ def test_commands_work_on_stored_runs_alone(finished: Evidence, tmp_path: Path) 
     assert done.returncode == 1, done.stdout
     sources = json.loads((tmp_path / "verdict.json").read_text())["sources"]
     assert sources == {"control": "run:control", "candidate": "run:candidate"}
+
+
+def test_memory_is_attributed_after_the_gate_found_the_difference(tmp_path: Path) -> None:
+    """By `verdict --arms` on the stored run, and by continuing it."""
+    plan = profile(checks={"kv-budget": {}})
+    less = {"kv_tokens": 960_000, "kv_gib": 11.0}  # 0.45 GiB and 4 % less
+    site = arms(tmp_path, control={}, candidate=less)
+    found = run(tmp_path, plan, site)
+    assert verdict.judge(found, {})["blocking"] == ["kv-budget"]
+    fields = site.model_dump(mode="json", by_alias=True)
+    fields["memory_attribution"] = [{"what": "long-attention workspace", "gib": 0.46}]
+    path = tmp_path / "arms.json"
+    path.write_text(json.dumps(fields))
+    done = command("verdict", str(found.root), "--arms", str(path))
+    assert done.returncode == 0, done.stdout
+    written = json.loads((found.root / "verdict.json").read_text())
+    assert written["memory_attribution"][0]["gib"] == 0.46
+    assert "attributed: long-attention workspace 0.46 GiB" in written["checks"][0]["summary"]
+    found = run(tmp_path, plan, Arms.model_validate(fields), resume=True)
+    assert verdict.judge(found, {})["verdict"] == "pass"
 
 
 def test_an_expired_waiver_stops_the_command(finished: Evidence, tmp_path: Path) -> None:
