@@ -45,7 +45,7 @@ gate-check: venv ## Say whether the committed merge-gate.json stands for this tr
 
 .PHONY: evidence-check
 evidence-check: venv ## Say whether the committed GPU evidence belongs to this tree's kernels
-	@$(PY) -m v100_operator verify docs/evidence
+	@$(PY) -m v100_operator verify docs/evidence && $(PY) -m server_proof.verify docs/evidence
 
 .PHONY: test-upstream
 test-upstream: venv ## Run upstream's own CPU tests on the stock and the patched tree (slow)

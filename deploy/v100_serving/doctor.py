@@ -8,7 +8,7 @@ Needs no GPU, no vLLM and no torch.
 
 from __future__ import annotations
 
-import ctypes
+import importlib
 import importlib.util
 import json
 import shutil
@@ -35,16 +35,25 @@ FORMATS: Mapping[str, str | None] = {
     "awq": f"{_SMALLEST} 7.5",
     "fp8": f"{_SMALLEST} 7.5",
     "fbgemm_fp8": f"{_SMALLEST} 8.0",
+    "experts_int8": f"{_SMALLEST} 8.0",
     "modelopt": f"FP8, {_SMALLEST} 8.9",
     "modelopt_fp4": f"NVFP4, {_SMALLEST} 7.5",
     "mxfp4": f"{_SMALLEST} 8.0",
-    "compressed-tensors": f"{_SMALLEST} 7.5 in every scheme (NVFP4, FP8, INT8, WNA16)",
+    "compressed_tensors": f"{_SMALLEST} 7.5 in every scheme (NVFP4, FP8, INT8, WNA16)",
 }
 RUNS_INSTEAD = (
     "serve float16 or bfloat16 weights (cast by --dtype half), GPTQ, GGUF or bitsandbytes"
 )
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "plamo2", "glm4")
 """Model types that vLLM refuses in float16; SM70 has nothing else for them."""
+
+
+REFUSED_FIELDS = {
+    "attn_logit_softcapping": "a soft cap on attention logits",
+    "alibi": "ALiBi",
+    "attention_chunk_size": "attention in chunks",
+}
+"""Fields of config.json that, when set, ask for what no SM70 kernel does."""
 
 
 class ConfigError(ValueError):
@@ -111,13 +120,14 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def load_dispatch() -> ModuleType:
-    """The backend's route rules, without the package around them (which needs torch).
+def load_wrapper() -> ModuleType:
+    """The kernels' wrapper (the package sm70_attention) without vLLM around it: its route rules and
+    its library checks need no PyTorch.
 
     Raises:
-        ConfigError: neither this repository nor an installed release has them.
+        ConfigError: neither this repository nor an installed release has it.
     """
-    name = "v100_serving._dispatch"
+    name = "v100_serving._sm70_attention"
     if name in sys.modules:
         return sys.modules[name]
     folders: list[Path] = [Path(__file__).resolve().parents[2] / "kernel/python/sm70_attention"]
@@ -128,7 +138,9 @@ def load_dispatch() -> ModuleType:
             folders.append(Path(folder) / inside)
     for folder in folders:
         if (folder / "dispatch.py").is_file():
-            spec = importlib.util.spec_from_file_location(name, folder / "dispatch.py")
+            spec = importlib.util.spec_from_file_location(
+                name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+            )
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
@@ -139,20 +151,31 @@ def load_dispatch() -> ModuleType:
     )
 
 
+def load_dispatch() -> ModuleType:
+    """The backend's route rules; raises as :func:`load_wrapper` does."""
+    return importlib.import_module(f"{load_wrapper().__name__}.dispatch")
+
+
 def read_library(path: Path) -> Any:
     """What the extension at `path` reports of itself (a ``dispatch.Library``).
 
     Raises:
-        ConfigError: it does not load, or reports nothing.
+        ConfigError: it does not load, is not ours, or a service would refuse it at its start.
     """
+    wrapper = load_wrapper()
+    checks = importlib.import_module(f"{wrapper.__name__}.library")
     try:
-        library = ctypes.CDLL(str(path))
-        library.vllm_sm70_info.restype = ctypes.c_char_p
-        return load_dispatch().Library.from_info(json.loads(library.vllm_sm70_info()))
-    except (OSError, AttributeError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{path} is not an SM70 extension of this project that loads here: {error}"
-        ) from error
+        info = wrapper.read_info(path)
+        checks.check_info(info, checks.expected_source_hash())
+    except wrapper.LibraryError as error:
+        raise ConfigError(str(error)) from error
+    return load_dispatch().Library(
+        abi=info.abi,
+        archs=frozenset(info.archs),
+        kernels=info.kernels,
+        long_batch_capacity=info.long_batch_capacity,
+        source_sha256=info.source_sha256,
+    )
 
 
 def release_library() -> Any:
@@ -168,7 +191,7 @@ def release_library() -> Any:
         abi=d.ABI,
         archs=frozenset({CAPABILITY}),
         kernels=frozenset(kernels),
-        long_batch_capacity=16,
+        long_batch_capacity=d.LONG_MAX_BATCH,
     )
 
 
@@ -265,15 +288,18 @@ def _weights(config: Mapping[str, Any], found: Diagnosis) -> None:
                 "overflow, so gate the quality once"
             )
         return
-    method = str(quantization.get("quant_method", "unknown")).lower().replace("_", "-")
-    method = {"modelopt-fp4": "modelopt_fp4", "moe-wna16": "moe_wna16"}.get(method, method)
+    method = str(quantization.get("quant_method", "unknown")).lower().replace("-", "_")
     algorithm = str(quantization.get("quant_algo", "")).upper()
     if method == "modelopt" and "FP4" in algorithm:
         method = "modelopt_fp4"
     groups = quantization.get("config_groups") or {}
     inside = sorted({str(g.get("format") or quantization.get("format")) for g in groups.values()})
     detail = algorithm or ", ".join(inside) or str(quantization.get("bits", ""))
-    found.weights = f"{method}" + (f" ({detail})" if detail else "")
+    if method == "compressed_tensors" and not groups:
+        found.weights = f"{dtype}; compressed-tensors for the KV cache's scales alone"
+        return
+    name = method.replace("compressed_", "compressed-")
+    found.weights = name + (f" ({detail})" if detail else "")
     why = FORMATS.get(method, "this release knows nothing of it")
     if why:
         found.problems.append(
@@ -307,8 +333,9 @@ def _routes(
             "SM70_ATTN has none: with --kv-cache-dtype auto, --attention-backend TRITON_ATTN runs "
             "them, slowly"
         )
-    if config.get("attn_logit_softcapping"):
-        found.problems.append("a soft cap on attention logits has no SM70 kernel")
+    for name, what in REFUSED_FIELDS.items():
+        if config.get(name):
+            found.problems.append(f"{what} has no SM70 kernel")
 
     why = d.refusal(layer, library, CAPABILITY, disabled)
     full = types.count("full_attention")

@@ -25,15 +25,18 @@ def compare_tokens(
     """Per request: tokens until the first difference, and the margin there in both runs.
 
     The margin is how much better the own token was than the other run's, by log-probability; None
-    where the other run's token was not among the two best.
+    where the other run's token was not among the best that the engine kept.
     """
     first, second = a["rounds"][round_a], b["rounds"][round_b]
     rows = []
     for i, (x, y) in enumerate(zip(first["tokens"], second["tokens"], strict=True)):
         at = next((k for k, (s, t) in enumerate(zip(x, y, strict=False)) if s != t), None)
-        row: dict[str, Any] = {"length": a["lengths"][i], "same": len(x) if at is None else at}
-        row["of"] = len(x)
-        if at is not None:
+        shorter = min(len(x), len(y))
+        row: dict[str, Any] = {"length": a["lengths"][i], "same": shorter if at is None else at}
+        row["of"] = max(len(x), len(y))
+        if at is None and len(x) != len(y):
+            row["margins"] = [None, None]  # one run ended before the other: that is no tie
+        elif at is not None:
             row["margins"] = [
                 _margin(run["top"][i][at], own[at], other[at]) if run["top"] else None
                 for run, own, other in ((first, x, y), (second, y, x))

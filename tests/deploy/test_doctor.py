@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from v100_serving.__main__ import main
-from v100_serving.doctor import ConfigError, diagnose, read_config, read_library
+from v100_serving.doctor import (
+    ConfigError,
+    diagnose,
+    load_wrapper,
+    read_config,
+    read_library,
+    release_library,
+)
 from v100_serving.profiles import Profile, load_profile
 
 PROFILES = Path(__file__).parents[2] / "deploy" / "profiles"
@@ -95,6 +104,24 @@ def examined(tmp_path: Path, config: dict, profile: Profile, **options):
     return diagnose(read_config(path), profile, **options)
 
 
+def fake_library(folder: Path, over: dict) -> Path:
+    """A library without kernels that reports to be this tree's release, but for `over`."""
+    checks = importlib.import_module(f"{load_wrapper().__name__}.library")
+    rules = release_library()
+    info = {
+        "abi": rules.abi,
+        "source_sha256": checks.expected_source_hash(),
+        "archs": sorted(rules.archs),
+        "long_batch_capacity": rules.long_batch_capacity,
+        "kernels": sorted(rules.kernels),
+    }
+    text = json.dumps(json.dumps(info | over))
+    (folder / "fake.c").write_text(f"const char* vllm_sm70_info(void) {{ return {text}; }}")
+    command = ["cc", "-shared", "-fPIC", str(folder / "fake.c"), "-o", str(folder / "fake.so")]
+    subprocess.run(command, check=True)
+    return folder / "fake.so"
+
+
 def routes(found, name: str) -> str:
     (layer,) = [x for x in found.layers if x.name.startswith(name)]
     return "\n".join(layer.routes)
@@ -169,6 +196,18 @@ def test_dense_qwen3(tmp_path: Path) -> None:
             {},
             "weights in fp8 cannot run on SM70",
         ),
+        (
+            QWEN3_DENSE | {"quantization_config": {"quant_method": "fbgemm_fp8"}},
+            {},
+            "weights in fbgemm_fp8 cannot run on SM70: its kernels start at compute capability 8.0",
+        ),
+        (
+            QWEN3_DENSE | {"quantization_config": {"quant_method": "experts_int8"}},
+            {},
+            "compute capability 8.0",
+        ),
+        (QWEN3_DENSE | {"alibi": True}, {}, "ALiBi has no SM70 kernel"),
+        (QWEN3_DENSE | {"attention_chunk_size": 8192}, {}, "attention in chunks"),
     ],
 )
 def test_what_cannot_work_is_said(tmp_path: Path, config: dict, change: dict, words: str) -> None:
@@ -183,6 +222,33 @@ def test_gptq_runs(tmp_path: Path) -> None:
     found = examined(tmp_path, config, dense_profile())
     assert not found.problems
     assert found.weights == "gptq (4)"
+
+
+def test_scales_of_the_kv_cache_alone_are_no_weight_format(tmp_path: Path) -> None:
+    scales = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {}}
+    found = examined(tmp_path, QWEN3_DENSE | {"quantization_config": scales}, dense_profile())
+    assert not found.problems
+    assert "KV cache's scales alone" in found.weights
+
+
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [({"abi": 99}, "has ABI 99"), ({"source_sha256": "0" * 64}, "built from kernel sources 0000")],
+)
+def test_a_library_that_a_service_would_refuse_is_refused(
+    tmp_path: Path, over: dict, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_library(fake_library(tmp_path, over))
+
+
+def test_a_library_of_smaller_capacity_keeps_larger_batches_ordinary(tmp_path: Path) -> None:
+    library = read_library(fake_library(tmp_path, {"long_batch_capacity": 2}))
+    found = examined(tmp_path, QWEN35_27B, REFERENCE, library=library)
+    assert not found.problems
+    assert "for 2 verify batches (1 to 2)" in found.graphs
+    full = routes(found, "full attention")
+    assert "batch 1: long" in full and "batch 16: paged" in full
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,5 +270,5 @@ def test_bad_inputs_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_attention_heads"):
         examined(tmp_path, {"num_hidden_layers": 2, "architectures": ["X"]}, dense_profile())
     (tmp_path / "x.so").write_text("no library")
-    with pytest.raises(ConfigError, match="not an SM70 extension"):
+    with pytest.raises(ConfigError, match="does not load"):
         read_library(tmp_path / "x.so")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
-from server_proof import judge
+from server_proof import judge, verify
 from server_proof.engine import prompt_of, repetitive_prompt
 from server_proof.models import CONFIGS
 from server_proof.scenarios import FULL_LAYERS, PARTS
@@ -217,3 +219,109 @@ def test_staging_takes_what_differs_and_names_its_hashes(tmp_path: Path) -> None
     wheel(release / "vllm-0.19.1+v100.1-cp38-abi3-x.whl", ours | {extension: "stock"})
     with pytest.raises(StageError, match="holds no"):
         stage(release, stock, tmp_path / "out")
+
+
+def test_an_answer_that_ends_before_the_other_is_a_difference() -> None:
+    long, short = [[1, 2, 3, 4]], [[1, 2]]
+    (row,) = judge.compare_tokens(wave([long], lengths=(5,)), wave([short], lengths=(5,)))
+    assert (row["same"], row["of"], row["margins"]) == (2, 4, [None, None])
+    assert not judge.until_ties([row])
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small tree, and server evidence that was made from it."""
+    files = {
+        "kernel/src/a.cu": "1", "kernel/csrc/b.cpp": "2", "kernel/kernels.toml": "3",
+        "kernel/CMakeLists.txt": "4", "kernel/python/sm70_attention/c.py": "5",
+        "patches/v0.19.1/0001-x.patch": "6",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def digest(name: str) -> str:
+        return hashlib.sha256(files[name].encode()).hexdigest()
+
+    sources = [n for n in files if n.startswith("kernel/") and "python" not in n]
+    evidence = {
+        "hashes": {
+            "patches": {"0001-x.patch": digest("patches/v0.19.1/0001-x.patch")},
+            "kernel_sources": {n.removeprefix("kernel/"): digest(n) for n in sources},
+            "staged_files": {
+                f"{verify.WRAPPER}c.py": digest("kernel/python/sm70_attention/c.py"),
+                f"{verify.WRAPPER}release.json": "0",
+                "vllm/envs.py": "1",
+            },
+        },
+        "claims": [{"claim": "it is right", "holds": True}],
+        "failures": {},
+    }
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "server-x.json").write_text(json.dumps(evidence))
+    return tmp_path
+
+
+def allow(tree: Path, **over: object) -> None:
+    entry = {"evidence": ["server-x.json"], "reason": "a comment alone"} | over
+    path = tree / "evidence" / verify.ALLOWANCES
+    path.write_text(json.dumps({"allowances": [entry]}))  # JSON is YAML
+
+
+def test_evidence_of_this_very_tree_stands(tree: Path) -> None:
+    assert verify.problems(tree / "evidence", tree) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["kernel/src/a.cu", "kernel/python/sm70_attention/c.py", "patches/v0.19.1/0001-x.patch"],
+)
+def test_a_changed_file_needs_a_reason_bound_to_its_content(tree: Path, name: str) -> None:
+    (tree / name).write_text("changed")
+    (problem,) = verify.problems(tree / "evidence", tree)
+    assert "server-x.json" in problem and name in problem
+    allow(tree, changed={name: hashlib.sha256(b"changed").hexdigest()})
+    assert verify.problems(tree / "evidence", tree) == []
+    (tree / name).write_text("changed again")
+    problems = verify.problems(tree / "evidence", tree)
+    assert len(problems) == 2 and "run the part again" in problems[0]
+
+
+def test_new_and_missing_files_are_changes(tree: Path) -> None:
+    (tree / "kernel/src/new.cuh").write_text("")
+    (tree / "patches/v0.19.1/0001-x.patch").unlink()
+    changed = verify.differences(json.loads((tree / "evidence/server-x.json").read_text()), tree)
+    assert changed == {
+        "kernel/src/new.cuh": hashlib.sha256(b"").hexdigest(),
+        "patches/v0.19.1/0001-x.patch": verify.GONE,
+    }
+
+
+def test_a_claim_that_does_not_hold_needs_a_reason(tree: Path) -> None:
+    path = tree / "evidence" / "server-x.json"
+    evidence = json.loads(path.read_text())
+    evidence["claims"][0]["holds"] = False
+    path.write_text(json.dumps(evidence))
+    assert verify.problems(tree / "evidence", tree) == ["server-x.json: does not hold: it is right"]
+    allow(tree, claim="it is right")
+    assert verify.problems(tree / "evidence", tree) == []
+
+
+def test_an_allowance_that_nothing_needs_is_an_error(tree: Path) -> None:
+    allow(tree, claim="it is right")
+    (problem,) = verify.problems(tree / "evidence", tree)
+    assert "remove it" in problem
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("server-x.json", "{}", "server-x.json is no server evidence"),
+        (verify.ALLOWANCES, '{"allowances": [{"evidence": []}]}', "reason"),
+        (verify.ALLOWANCES, "{", verify.ALLOWANCES),
+    ],
+)
+def test_unreadable_files_are_named(tree: Path, file: str, text: str, why: str) -> None:
+    (tree / "evidence" / file).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(why)):
+        verify.problems(tree / "evidence", tree)

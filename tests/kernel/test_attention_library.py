@@ -9,14 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sm70_attention import library
+from sm70_attention import dispatch, library
 
 KERNEL = Path(__file__).resolve().parents[2] / "kernel"
 GOOD = {
     "abi": library.ABI,
     "source_sha256": "a" * 64,
     "archs": [70],
-    "long_batch_capacity": library.LONG_BATCH_CAPACITY,
+    "long_batch_capacity": dispatch.LONG_MAX_BATCH,
     "kernels": ["paged_d256_e4m3"],
 }
 
@@ -43,15 +43,30 @@ def test_reads_what_a_library_says(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"abi": 7}, "has ABI 7, this wrapper needs 1"),
-        ({"long_batch_capacity": 4}, "admits 4 requests to the long kernel, this wrapper needs 16"),
         ({"source_sha256": "b" * 64}, "was built from kernel sources bbbbbbbbbbbbbbbb"),
     ],
-    ids=["ABI", "capacity", "sources"],
+    ids=["ABI", "sources"],
 )
 def test_refuses_another_release(tmp_path: Path, change: dict, message: str) -> None:
     info = library.read_info(make_library(tmp_path, GOOD | change))
     with pytest.raises(library.LibraryError, match=re.escape(message)):
         library.check_info(info, "a" * 64)
+
+
+@pytest.mark.parametrize(("capacity", "requests"), [(0, 0), (4, 4), (16, 16), (32, 16)])
+def test_another_capacity_bounds_the_long_route_and_is_no_refusal(
+    tmp_path: Path, capacity: int, requests: int
+) -> None:
+    info = library.read_info(make_library(tmp_path, GOOD | {"long_batch_capacity": capacity}))
+    library.check_info(info, "a" * 64)
+    reported = dispatch.Library(info.abi, frozenset(info.archs), info.kernels, capacity)
+    geometry = dispatch.Geometry(6, 1, 256, "fp8_e4m3")
+    taken = [
+        n
+        for n in range(1, 40)
+        if dispatch.decide(geometry, [8] * n, reported).route is dispatch.Route.LONG
+    ]
+    assert taken == list(range(1, requests + 1))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +115,7 @@ def test_abi_number_is_the_extension_s() -> None:
 
     numbers = abi_constants()
     assert numbers["kAbi"] == library.ABI
-    assert numbers["kLongBatchCapacity"] == library.LONG_BATCH_CAPACITY
+    assert numbers["kLongBatchCapacity"] == dispatch.LONG_MAX_BATCH
 
 
 def test_routes_table_is_made_of_the_rules(capsys: pytest.CaptureFixture[str]) -> None:

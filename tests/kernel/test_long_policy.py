@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from sm70_attention import long
+from sm70_attention import dispatch, long
 
 HEADER = Path(__file__).resolve().parents[2] / "kernel/src/long_args.h"
 CONTEXTS = [1, 64, 65, 4096, 8192, 32768, 131072, 133120, 133121, 262144]
@@ -28,7 +28,7 @@ def constant(name: str) -> int:
         (long.LONG_GROUP, "kLongGroup"),
         (long.LONG_QUERY, "kLongQueryTokens"),
         (long.LONG_MAX_CONTEXT, "kLongMaxContext"),
-        (long.BATCH_CAPACITY, "kLongRequests"),
+        (dispatch.LONG_MAX_BATCH, "kLongRequests"),
     ],
 )
 def test_constants_are_those_of_the_header(ours, theirs):

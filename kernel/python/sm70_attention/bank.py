@@ -1,18 +1,18 @@
 """Workspaces of the long kernel, shared by everything that may share them.
 
-A *bank* has one growing buffer (a panel) for each (device, stream, context contract). Batches of
-any size use the front of the same panel: within a stream, calls run one after another, and the
-kernel needs nothing kept between calls.
+A *bank* has one growing buffer (a panel) for each (device, lane, context contract). A lane is a
+sequence of calls that run one after another: batches of any size use the front of the same panel,
+because the kernel needs nothing kept between calls.
 
 - Graphs are captured largest batch first, so the panel is allocated once, at the largest batch that
   the deployment captures: a deployment of four requests never holds a panel for sixteen.
 - When a call needs more than the panel has, a larger one is allocated and the older one is kept:
   CUDA graphs captured before hold its address.
-- Two streams never share a panel: their kernels may run at the same time.
-- Warm-up, memory profiling, capture and serving run on different streams, one after another.
-  :meth:`WorkspaceBank.hand_over` passes the panels of a stream that is done to the next one, and
-  :meth:`WorkspaceBank.release` frees those of which nothing captured remains. So the bank holds
-  one set of panels, not one for each stream that ever was.
+- Two lanes never share a panel: their kernels may run at the same time.
+- A lane is not a stream. Warm-up, memory profiling, capture and serving run on streams of their
+  own, strictly one after another, and a replay runs on the serving stream: they are one lane, so
+  the bank holds one set of panels and not one for each stream that ever was. What does overlap
+  (vLLM's microbatches) gets a lane each.
 
 No torch is imported before the first allocation, and the allocator can be given: the bank's rules
 are tested on a CPU.
@@ -25,7 +25,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .long import BATCH_CAPACITY, long_workspace_bytes
+from .dispatch import LONG_MAX_BATCH
+from .long import long_workspace_bytes
 
 Allocator = Callable[[int, Any], Any]
 """(bytes, device) -> a contiguous uint8 buffer on the device, at least 16-byte aligned."""
@@ -45,10 +46,10 @@ class Contract:
 
 @dataclass(frozen=True)
 class Key:
-    """Who uses a panel. ``stream`` is the stream's handle (an address)."""
+    """Who uses a panel."""
 
     device: Hashable
-    stream: int
+    lane: int
     contract: Contract
 
 
@@ -70,7 +71,7 @@ def _aligned(size: int) -> int:
 
 
 class WorkspaceBank:
-    """Panels by device, stream and context contract. Safe to use from several threads."""
+    """Panels by device, lane and context contract. Safe to use from several threads."""
 
     def __init__(self, allocate: Allocator = _allocate) -> None:
         """``allocate`` makes a buffer; by default a torch tensor."""
@@ -81,24 +82,24 @@ class WorkspaceBank:
     def get(
         self,
         device: Hashable,
-        stream: int,
+        lane: int,
         contract: Contract,
         requests: int,
         *,
         capturing: bool = False,
     ) -> Any:
-        """A buffer for a batch of ``requests`` on ``stream``.
+        """A buffer for a batch of ``requests`` in ``lane``.
 
         The same buffer as at the last call unless it is too small. A buffer handed out while
-        ``capturing`` is never freed by :meth:`release`: the graph holds its address.
+        ``capturing`` is kept for ever: the graph holds its address.
 
         Raises:
             ValueError: more requests than the kernel takes, or a contract that it does not take.
         """
-        if not 1 <= requests <= BATCH_CAPACITY:
-            raise ValueError(f"a batch of {requests} requests; expected 1 to {BATCH_CAPACITY}")
+        if not 1 <= requests <= LONG_MAX_BATCH:
+            raise ValueError(f"a batch of {requests} requests; expected 1 to {LONG_MAX_BATCH}")
         needed = _aligned(contract.bytes_for(requests))
-        key = Key(device, stream, contract)
+        key = Key(device, lane, contract)
         with self._lock:
             panels = self._panels.setdefault(key, _Panels())
             if not panels.sizes or panels.sizes[-1] < needed:
@@ -118,78 +119,7 @@ class WorkspaceBank:
         panels.sizes.pop()
         panels.captured.pop()
 
-    def hand_over(self, device: Hashable, old_stream: int, new_stream: int) -> int:
-        """Gives all panels of ``old_stream`` to ``new_stream``; returns their bytes.
-
-        For when work moves from one stream to another for good, as from capture to serving. The
-        caller guarantees that the old stream's work is complete, or ordered before the new
-        stream's, and that nothing will run on the old stream again, replays of its graphs on the
-        new stream excepted.
-        """
-        if old_stream == new_stream:
-            return 0
-        moved = 0
+    def bytes_held(self) -> int:
+        """Bytes of all panels."""
         with self._lock:
-            for key in [k for k in self._panels if k.device == device and k.stream == old_stream]:
-                old = self._panels.pop(key)
-                new = self._panels.setdefault(Key(device, new_stream, key.contract), _Panels())
-                moved += sum(old.sizes)
-                rows = [
-                    *zip(old.sizes, old.captured, old.buffers, strict=True),
-                    *zip(new.sizes, new.captured, new.buffers, strict=True),
-                ]
-                rows.sort(key=lambda row: row[0])
-                # Of several, only the largest is used from now on; a smaller one stays if a graph
-                # holds its address.
-                rows = [row for i, row in enumerate(rows) if row[1] or i == len(rows) - 1]
-                new.sizes = [row[0] for row in rows]
-                new.captured = [row[1] for row in rows]
-                new.buffers = [row[2] for row in rows]
-        return moved
-
-    def release(self, device: Hashable, stream: int | None = None, *, graphs: bool = False) -> int:
-        """Frees panels of ``stream`` (of all streams by default); returns the bytes freed.
-
-        Panels that a graph was captured with stay, unless ``graphs`` says that those graphs are
-        gone (as after a profiling capture). The caller guarantees that the stream's work is
-        complete or that the allocator is ordered with it, as PyTorch's is on one stream.
-        """
-        freed = 0
-        with self._lock:
-            for key in list(self._panels):
-                if key.device != device or stream not in (None, key.stream):
-                    continue
-                panels = self._panels[key]
-                keep = [i for i, c in enumerate(panels.captured) if c and not graphs]
-                freed += sum(panels.sizes) - sum(panels.sizes[i] for i in keep)
-                if keep:
-                    panels.buffers = [panels.buffers[i] for i in keep]
-                    panels.sizes = [panels.sizes[i] for i in keep]
-                    panels.captured = [True] * len(keep)
-                else:
-                    del self._panels[key]
-        return freed
-
-    def bytes_held(self, device: Hashable | None = None, stream: int | None = None) -> int:
-        """Bytes of all panels, of one device or stream where given."""
-        with self._lock:
-            return sum(
-                sum(panels.sizes)
-                for key, panels in self._panels.items()
-                if device in (None, key.device) and stream in (None, key.stream)
-            )
-
-    def report(self) -> list[dict[str, Any]]:
-        """One entry a key: device, stream, kv_heads, max_seq_len, bytes, panels."""
-        with self._lock:
-            return [
-                {
-                    "device": str(key.device),
-                    "stream": key.stream,
-                    "kv_heads": key.contract.kv_heads,
-                    "max_seq_len": key.contract.max_seq_len,
-                    "bytes": sum(panels.sizes),
-                    "panels": len(panels.sizes),
-                }
-                for key, panels in self._panels.items()
-            ]
+            return sum(sum(panels.sizes) for panels in self._panels.values())

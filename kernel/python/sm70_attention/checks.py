@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .dispatch import HEAD_DIMS, KV_DTYPES, MAX_GROUP, PAGE_MULTIPLE
+from .dispatch import HEAD_DIMS, KV_DTYPES, MAX_CONTEXT, MAX_GROUP, PAGE_MULTIPLE
 
 _CACHE_DTYPES = {
     "fp16": (torch.float16,),
@@ -20,8 +20,6 @@ _CACHE_DTYPES = {
 }
 ALIGNMENT = 8
 """Bytes that every address and stride must be a multiple of."""
-MAX_CONTEXT = 1 << 20
-"""Longest context contract, in tokens."""
 
 
 def _shape(t: torch.Tensor) -> str:

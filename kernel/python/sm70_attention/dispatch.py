@@ -67,6 +67,8 @@ LONG_QUERY = 8
 LONG_SINGLE_QUERY = range(2, LONG_QUERY + 1)
 """Query lengths that the long kernel takes when the batch is a single request."""
 LONG_MAX_CONTEXT = 262_144
+LONG_MAX_BATCH = 16
+"""Requests of one long launch, padded ones included: what workspaces and graphs are made for."""
 
 CONTEXT_BOUNDS = (LONG_MAX_CONTEXT,)
 """Contexts, in tokens, for which graphs of the long route are captured; each is cut to the served
@@ -100,7 +102,8 @@ class Geometry:
 class Library:
     """What the loaded extension says of itself (``vllm_sm70_info``).
 
-    ``archs`` are compute capabilities times ten; ``kernels`` the names of its cubins.
+    ``archs`` are compute capabilities times ten; ``kernels`` the names of its cubins;
+    ``long_batch_capacity`` the requests that its long kernel admits.
     """
 
     abi: int
@@ -119,6 +122,11 @@ class Library:
             long_batch_capacity=int(info.get("long_batch_capacity", 0)),
             source_sha256=str(info.get("source_sha256", "")),
         )
+
+    @property
+    def long_requests(self) -> int:
+        """Requests of one long launch: larger batches take the ordinary route."""
+        return min(self.long_batch_capacity, LONG_MAX_BATCH)
 
     def runs_on(self, capability: int) -> bool:
         """Whether the library holds code for this compute capability (times ten): machine code
@@ -222,7 +230,7 @@ def long_refusal(
         return f"{geometry.q_heads} query heads over {geometry.kv_heads} KV heads, not groups of 6"
     if library.abi != ABI:
         return f"the library has ABI {library.abi}, not {ABI}"
-    if library.long_batch_capacity < 1:
+    if library.long_requests < 1:
         return "the library has no long kernel"
     return None
 
@@ -255,7 +263,7 @@ def decide(
     )
     why = long_refusal(geometry, library, disabled)
     if why is None:
-        why = _long_batch_refusal(query_lens, library.long_batch_capacity, max_context, bound)
+        why = _long_batch_refusal(query_lens, library.long_requests, max_context, bound)
     if why is None:
         rows = len(query_lens)
         return Decision(Route.LONG, f"query length {longest}, batch {rows}, E4M3, D 256, GQA 6")

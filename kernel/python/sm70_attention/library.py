@@ -1,9 +1,10 @@
 """Finds, checks and loads the extension ``_vllm_fa2_C.abi3.so``.
 
 A library that does not belong to this wrapper is refused before anything of it is registered or
-launched: it must report, through the plain C function ``vllm_sm70_info``, the ABI number below,
-the hash of the kernel sources that this wrapper was released with, and at least the batch
-capacity that the rules expect.
+launched: it must report, through the plain C function ``vllm_sm70_info``, the ABI number of the
+rules and the hash of the kernel sources that this wrapper was released with.  One that admits
+fewer requests to the long kernel is no reason to refuse: the rules send larger batches the ordinary
+way.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import contextlib
 import ctypes
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI = 1
-"""What the library must report; raised together with ``kAbi`` of kernel/csrc/abi.h."""
+from .dispatch import ABI
 
-LONG_BATCH_CAPACITY = 16
-"""Requests that one call of the long kernel must admit at least."""
+logger = logging.getLogger(__name__)
 
 LIBRARY_NAME = "_vllm_fa2_C.abi3.so"
 _PACKAGE = Path(__file__).resolve().parent
@@ -139,17 +139,11 @@ def check_info(info: LibraryInfo, source_hash: str | None) -> None:
         source_hash: what it must report; None leaves the sources unchecked.
 
     Raises:
-        LibraryError: another ABI number, batch capacity or source hash; the message has both
-            values.
+        LibraryError: another ABI number or source hash; the message has both values.
     """
     remedy = "library and wrapper are of different releases: install one release's vllm wheel"
     if info.abi != ABI:
         raise LibraryError(f"{info.path} has ABI {info.abi}, this wrapper needs {ABI}; {remedy}")
-    if info.long_batch_capacity < LONG_BATCH_CAPACITY:
-        raise LibraryError(
-            f"{info.path} admits {info.long_batch_capacity} requests to the long kernel, this "
-            f"wrapper needs {LONG_BATCH_CAPACITY}; {remedy}"
-        )
     if source_hash is not None and info.source_sha256 != source_hash:
         raise LibraryError(
             f"{info.path} was built from kernel sources {info.source_sha256[:16]}, this wrapper "
@@ -167,6 +161,8 @@ def loaded() -> LibraryInfo | None:
 
 def load(path: Path | str | None = None) -> LibraryInfo:
     """Checks the library and registers its ops; later calls return what is loaded.
+
+    Logs once which bytes are in use: the gate holds the line to the release's manifest.
 
     Args:
         path: the file; by default the one beside this package.
@@ -189,5 +185,10 @@ def load(path: Path | str | None = None) -> LibraryInfo:
     import torch
 
     torch.ops.load_library(str(target))
+    logger.info(
+        "sm70_attention: library sha256=%s source sha256=%s",
+        hashlib.sha256(target.read_bytes()).hexdigest(),
+        info.source_sha256,
+    )
     _loaded = info
     return info

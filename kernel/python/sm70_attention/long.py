@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import library
-from .dispatch import LONG_GROUP, LONG_HEAD_DIM, LONG_KV_DTYPE, LONG_MAX_CONTEXT, LONG_QUERY
+from .dispatch import (
+    LONG_GROUP,
+    LONG_HEAD_DIM,
+    LONG_KV_DTYPE,
+    LONG_MAX_BATCH,
+    LONG_MAX_CONTEXT,
+    LONG_QUERY,
+)
 
 if TYPE_CHECKING:
     import torch
-
-BATCH_CAPACITY = library.LONG_BATCH_CAPACITY
-"""Requests of one call, padded ones included."""
 
 # The split policy of kernel/src/long_args.h, for the size of the workspace (the op checks it).
 TILE_TOKENS = 64
@@ -48,8 +52,8 @@ def long_workspace_bytes(requests: int, kv_heads: int, max_seq_len: int) -> int:
     Raises:
         ValueError: a batch or contract that the kernel does not take.
     """
-    if not 0 <= requests <= BATCH_CAPACITY:
-        raise ValueError(f"{requests} requests; the long kernel takes up to {BATCH_CAPACITY}")
+    if not 0 <= requests <= LONG_MAX_BATCH:
+        raise ValueError(f"{requests} requests; the long kernel takes up to {LONG_MAX_BATCH}")
     if not 1 <= max_seq_len <= LONG_MAX_CONTEXT:
         raise ValueError(f"max_seq_len is {max_seq_len}; expected 1 to {LONG_MAX_CONTEXT}")
     slots = _ceil_div(leaves(max_seq_len), BLOCK_LEAVES) * BLOCK_LEAVES

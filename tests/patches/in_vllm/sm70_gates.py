@@ -5,12 +5,18 @@ The rows follow the table in docs/sm70-gates.md: patched, or shown harmless.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import json
 import sys
 import types
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "eval"))  # server_proof.models
 
 for extension in ("vllm._C", "vllm._C_stable_libtorch"):  # CPU builds of them may not fit
     sys.modules.setdefault(extension, types.ModuleType(extension))
@@ -287,19 +293,6 @@ def loaded_scales(k: float, v: float):
 # Gates that need no patch.
 
 
-def test_mtp_with_seven_drafts_and_align_caching_meet_no_capability_gate() -> None:
-    """Their conditions are on configuration alone: none reads the device."""
-    import inspect
-
-    from vllm.config import speculative
-    from vllm.model_executor.models import config, qwen3_5, qwen3_5_mtp
-
-    for module in (speculative, config, qwen3_5, qwen3_5_mtp):
-        source = inspect.getsource(module)
-        assert "get_device_capability" not in source
-        assert "is_device_capability" not in source
-
-
 def test_the_cache_write_is_the_stock_kernel_and_not_tritons() -> None:
     from vllm._custom_ops import reshape_and_cache_flash
 
@@ -311,3 +304,151 @@ def test_gdn_prefill_stays_with_triton() -> None:
 
     assert not platform(7, 0).is_device_capability(90)
     assert platform_module.CudaPlatformBase.supports_fp8.__func__(platform(7, 0)) is False
+
+
+def test_the_sampler_is_vllms_own_unless_flashinfer_is_asked_for(monkeypatch) -> None:
+    from vllm.v1.sample.ops import topk_topp_sampler as sampler
+
+    monkeypatch.setattr(sampler, "current_platform", platform(7, 0)())
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    made = sampler.TopKTopPSampler()
+    assert made.forward == made.forward_native
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+    flashinfer = types.ModuleType("vllm.v1.attention.backends.flashinfer")
+    flashinfer.FlashInferBackend = SimpleNamespace(
+        supports_compute_capability=lambda capability: capability >= DeviceCapability(7, 5)
+    )
+    monkeypatch.setitem(sys.modules, flashinfer.__name__, flashinfer)
+    with pytest.raises(RuntimeError, match=r"does not support compute capability 7\.0"):
+        sampler.TopKTopPSampler()
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """What stands for four ranks of one node where a communicator asks."""
+    from vllm.distributed.device_communicators import custom_all_reduce, symm_mem
+
+    for module in (custom_all_reduce, symm_mem):
+        monkeypatch.setattr(module.dist, "get_world_size", lambda group: 4)
+    monkeypatch.setattr(custom_all_reduce.dist, "get_backend", lambda group: "gloo")
+    monkeypatch.setattr(custom_all_reduce.dist, "get_rank", lambda group: 0)
+
+    def all_gather(out, tensor, group) -> None:
+        for rank, place in enumerate(out):
+            place.fill_(rank)
+
+    monkeypatch.setattr(custom_all_reduce.dist, "all_gather", all_gather)
+    monkeypatch.setattr(custom_all_reduce, "in_the_same_node_as", lambda g, source_rank: [True] * 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    return object()
+
+
+@pytest.mark.parametrize("nvlink", [False, True], ids=["PCIe", "NVLink between all four"])
+def test_custom_all_reduce_asks_for_links_and_not_for_a_capability(
+    nvlink: bool, group, monkeypatch
+) -> None:
+    from vllm.distributed.device_communicators import custom_all_reduce as module
+
+    volta = platform(7, 0)
+    asked: list[list[int]] = []
+
+    def is_fully_connected(devices: list[int]) -> bool:
+        asked.append(devices)
+        return nvlink
+
+    class Reached(Exception):
+        """The point where it starts to allocate."""
+
+    def create_shared_buffer(*_args, **_more):
+        raise Reached
+
+    volta.is_fully_connected = staticmethod(is_fully_connected)
+    monkeypatch.setattr(module, "current_platform", volta())
+    monkeypatch.setattr(module, "custom_ar", True)
+    monkeypatch.setattr(module, "_can_p2p", lambda rank, world: True)
+    monkeypatch.setattr(module.ops, "meta_size", lambda: 0, raising=False)
+    monkeypatch.setattr(module.CustomAllreduce, "create_shared_buffer", create_shared_buffer)
+    if nvlink:
+        with pytest.raises(Reached):
+            module.CustomAllreduce(group, 0, symm_mem_enabled=True)
+    else:
+        assert module.CustomAllreduce(group, 0, symm_mem_enabled=True).disabled
+    assert asked == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("capability", "goes_on"), [((7, 0), False), ((9, 0), True)])
+def test_symmetric_memory_is_off_below_90(capability, goes_on: bool, group, monkeypatch) -> None:
+    from vllm.distributed.device_communicators import symm_mem as module
+
+    asked: list[int] = []
+
+    def empty(*_args, **_more):
+        asked.append(1)
+        raise RuntimeError("no symmetric memory on this machine")
+
+    monkeypatch.setattr(module, "current_platform", platform(*capability)())
+    monkeypatch.setattr(module, "symm_mem_available", True)
+    monkeypatch.setattr(module.torch.accelerator, "set_device_index", lambda device: None)
+    fake = SimpleNamespace(empty=empty)
+    monkeypatch.setattr(module, "torch_symm_mem", fake, raising=False)
+    assert module.SymmMemCommunicator(group, 0).disabled
+    assert bool(asked) == goes_on
+
+
+def test_fused_all_reduce_and_deep_gemm_are_off_on_volta(monkeypatch) -> None:
+    from vllm.config.compilation import PassConfig
+
+    # The pass's own module needs compiled ops to be imported: its table is read from its source.
+    name = "vllm.compilation.passes.fusion.allreduce_rms_fusion"
+    tree = ast.parse(Path(importlib.util.find_spec(name).origin).read_text())
+    (table,) = (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign)
+        and ast.unparse(node.target) == "FI_ALLREDUCE_FUSION_MAX_SIZE_MB"
+    )
+    stands_for = types.ModuleType(name)
+    stands_for.FI_ALLREDUCE_FUSION_MAX_SIZE_MB = ast.literal_eval(table)
+    monkeypatch.setitem(sys.modules, name, stands_for)
+    assert not platform(7, 0).support_deep_gemm()
+    assert platform(9, 0).support_deep_gemm()
+    for capability, sizes in (((7, 0), False), ((9, 0), True)):
+        # The function imports the platform when it is called.
+        fake = platform(*capability)()
+        monkeypatch.setattr("vllm.platforms._current_platform", fake, raising=False)
+        monkeypatch.setattr("vllm.platforms.current_platform", fake, raising=False)
+        found = PassConfig.default_fi_allreduce_fusion_max_size_mb()
+        assert bool(found) == sizes
+
+
+def test_inductor_compiles_for_70_and_not_for_less(monkeypatch) -> None:
+    from torch._dynamo.device_interface import CudaInterface
+
+    for major, capable in ((7, True), (6, False)):
+        properties = SimpleNamespace(major=major, minor=0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, p=properties: p)
+        assert CudaInterface.is_triton_capable() is capable
+
+
+def test_seven_mtp_drafts_with_align_caching_are_configured_without_asking_the_device(
+    tmp_path, monkeypatch
+) -> None:
+    """The whole engine configuration of a hybrid, on a platform that fails when it is asked."""
+    from server_proof.models import hybrid_config
+    from vllm.engine.arg_utils import EngineArgs
+
+    asked: list[str] = []
+    current = sys.modules["vllm.platforms"].current_platform
+    for name in ("get_device_capability", "has_device_capability", "is_device_capability"):
+        monkeypatch.setattr(
+            type(current), name, classmethod(lambda cls, *a, n=name, **k: asked.append(n))
+        )
+    (tmp_path / "config.json").write_text(json.dumps(hybrid_config(4)))
+    config = EngineArgs(
+        model=str(tmp_path), skip_tokenizer_init=True, dtype="float16", max_model_len=4096,
+        enable_prefix_caching=True, enable_chunked_prefill=True, language_model_only=True,
+        speculative_config={"method": "mtp", "num_speculative_tokens": 7},
+    ).create_engine_config()  # fmt: skip
+    assert config.speculative_config.num_speculative_tokens == 7
+    assert config.cache_config.mamba_cache_mode == "align"
+    assert asked == []

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -54,12 +58,40 @@ def test_counts_survive_the_way_to_the_front_end() -> None:
 
 
 def test_the_scheduler_hands_them_on() -> None:
-    import inspect
-
+    """A step whose requests have all gone still carries its counts to a front end."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    source = inspect.getsource(Scheduler.update_from_output)
-    assert "stats.attention_routes = model_runner_output.attention_routes" in source
+    scheduler = Scheduler.__new__(Scheduler)
+    scheduler.__dict__.update(
+        perf_metrics=None, connector=None, requests={}, finished_req_ids_dict=None,
+        kv_cache_manager=SimpleNamespace(take_events=lambda: None),
+        make_stats=lambda *_: SchedulerStats(),
+    )  # fmt: skip
+    rows = [("target", "long", "bounded", 32)]
+    step = SimpleNamespace(num_scheduled_tokens={})
+    for routes in (rows, None):
+        output = ModelRunnerOutput([], {}, attention_routes=routes)
+        (front_end,) = scheduler.update_from_output(step, output).values()
+        assert front_end.scheduler_stats.attention_routes == routes
+
+
+def test_what_was_counted_last_is_logged_at_exit() -> None:
+    """A worker that ends between two intervals says its totals, drained or not."""
+    program = (
+        "from vllm.v1.attention.route_stats import route_stats\n"
+        "route_stats.record('target', 'long', 'bounded', 16)\n"
+        "route_stats.drain()\n"
+        "route_stats.record('target', 'long', 'bounded', 4)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "INFO"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert last.endswith("Attention route launches of this rank: target/long/bounded 20")
 
 
 @pytest.fixture
