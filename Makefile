@@ -44,7 +44,7 @@ gate-check: venv ## Say whether the committed merge-gate.json stands for this tr
 	@$(PY) -m v100_gate merge-check
 
 .PHONY: evidence-check
-evidence-check: venv ## Say whether the committed GPU evidence belongs to this tree's kernels
+evidence-check: venv ## Say whether the committed GPU evidence belongs to this tree
 	@$(PY) -m v100_operator verify docs/evidence && $(PY) -m server_proof.verify docs/evidence
 
 .PHONY: test-upstream

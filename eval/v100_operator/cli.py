@@ -1,9 +1,10 @@
-"""The command line: check, check-all, bench, report, verify."""
+"""The command line: check, check-all, bench, report, sanitize, verify."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,6 +132,25 @@ def _check_all(arguments: argparse.Namespace) -> int:
     return int(here.check_all(arguments.out) > 0)
 
 
+def _sanitize(arguments: argparse.Namespace) -> int:
+    from . import sanitize
+
+    sanitize.program()  # before anything takes time
+    info = _library(arguments.library)
+    op, rows = ops.get(arguments.op), []
+    content = evidence.header(op.name, "sanitizer", arguments.library, info) | {"cases": rows}
+    with tempfile.TemporaryDirectory() as scratch:
+        for tool in sanitize.TOOLS:
+            for case in sanitize.CASES[op.name]:
+                row = sanitize.run_case(op, case, tool, arguments.library, Path(scratch))
+                rows.append(row)
+                word = "ok" if row["clean"] else "FAIL"
+                print(f"{word:5}{tool:10} {case}: {row['summary'] or row['output']}", flush=True)
+                passed = all(r["clean"] for r in rows)
+                evidence.write(arguments.out, content | {"passed": passed})
+    return int(not passed)
+
+
 def _report(arguments: argparse.Namespace) -> int:
     from . import report
 
@@ -149,12 +169,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, function, text in (
         ("check", _check, "compare an op with the FP64 oracle and with itself"),
         ("bench", _bench, "time an op by graph replay"),
+        ("sanitize", _sanitize, "run small cases under compute-sanitizer"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("--op", required=True, choices=ops.NAMES)
         command.add_argument("--library", required=True, type=Path, help="_vllm_fa2_C.abi3.so")
         command.add_argument("--out", required=True, type=Path, help="the JSON file to write")
-        command.add_argument("--only", help="cases or shapes whose name contains this")
+        if function is not _sanitize:
+            command.add_argument("--only", help="cases or shapes whose name contains this")
         command.set_defaults(run=function)
     command = commands.add_parser("check-all", help="build here, then check every op")
     command.add_argument("--out", type=Path, default=Path("results/operator"), help="folder")
