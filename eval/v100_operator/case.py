@@ -91,6 +91,25 @@ class Batch:
     def softmax_scale(self) -> float:
         return self.case.head_dim**-0.5
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The positional arguments that every attention function begins with."""
+        return (
+            self.q, self.k_cache, self.v_cache, self.block_table, self.seq_lens,
+            self.query_start_loc,
+        )  # fmt: skip
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The keyword arguments that every attention function has."""
+        return {
+            "max_seq_len": self.case.contract,
+            "softmax_scale": self.softmax_scale,
+            "k_scale": self.case.k_scale,
+            "v_scale": self.case.v_scale,
+            "out": self.out,
+        }
+
     def rows_of(self, request: int) -> slice:
         """Tokens of a request in q and out."""
         first = sum(self.case.query_lens[:request])

@@ -67,39 +67,16 @@ def _ragged() -> list[Case]:
 
 
 def _call(batch: Batch, workspace: torch.Tensor) -> None:
-    case = batch.case
-    long_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.block_table,
-        batch.seq_lens,
-        batch.query_start_loc,
-        max_seq_len=case.contract,
-        softmax_scale=batch.softmax_scale,
-        k_scale=case.k_scale,
-        v_scale=case.v_scale,
-        out=batch.out,
-        workspace=workspace,
-    )
+    long_attention(*batch.tensors, **batch.options, workspace=workspace)
 
 
 def _ordinary(batch: Batch, workspace: torch.Tensor) -> None:
     case = batch.case
     paged_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.block_table,
-        batch.seq_lens,
-        batch.query_start_loc,
+        *batch.tensors,
+        **batch.options,
         max_query_len=case.max_query_len,
-        max_seq_len=case.contract,
-        softmax_scale=batch.softmax_scale,
-        k_scale=case.k_scale,
-        v_scale=case.v_scale,
         kv_dtype=case.kv_dtype,
-        out=batch.out,
         workspace=workspace,
     )
 
