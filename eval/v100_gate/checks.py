@@ -199,19 +199,38 @@ def hygiene(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, "no foreign unit or GPU process before, during or after")
 
 
+def _each_process(arm: ArmEvidence) -> list[tuple[str, dict]]:
+    """Every process that served an arm, with its place in words; an interrupted start has more
+    than one, and a start that was never recorded has none."""
+    found = []
+    for start in arm.starts:
+        what = f"{arm.name} start {start.number}"
+        many = len(start.processes) > 1
+        for number, process in enumerate(start.processes, 1):
+            found.append((f"{what}, process {number}" if many else what, process))
+        if not start.processes:
+            found.append((what, {}))
+    return found
+
+
 @check("service-errors")
 def service_errors(evidence: Evidence, policy: CheckPolicy) -> Result:
-    """The candidate's log has no error line."""
+    """No process of the candidate died or wrote an error line, the resumed ones included."""
     rows = []
-    for start in evidence.candidate.starts:
-        facts = start.facts
-        row = {"what": f"candidate start {start.number}", "status": "pass", "reason": ""}
-        if facts is None:
+    for what, process in _each_process(evidence.candidate):
+        facts = process.get("facts")
+        row = {"what": what, "status": "pass", "reason": ""}
+        # Records of earlier versions do not say what kind of failure it was.
+        broke = process.get("failure", "ServiceError") == "ServiceError"
+        if process.get("end") == "failed" and broke:
+            lines = process.get("error", "").splitlines() or ["the service failed"]
+            row |= {"status": "fail", "reason": lines[0]}
+        elif facts is None:
             row |= {"status": "not-run", "reason": "no log could be read"}
         elif facts["errors"]:
             row |= {"status": "fail", "reason": facts["errors"][0]}
         rows.append(row)
-    return _join(rows, "no error in the service's log")
+    return _join(rows, "no process died, no error in the service's log")
 
 
 @check("compile-events")

@@ -32,8 +32,15 @@ class Start:
         ]
 
     @property
+    def serving(self) -> list[dict]:
+        """The processes that gave counted records."""
+        gave = {record.service_start_id for record in self.waves if not record.invalid}
+        return [process for process in self.processes if process.get("service_start_id") in gave]
+
+    @property
     def facts(self) -> dict | None:
-        """Log facts of the last process with a log."""
+        """Log facts of the last process with a log: memory, routes and backend of the instance
+        that served. What must hold of every process is asked of `processes`."""
         for process in reversed(self.processes):
             if process.get("facts") is not None:
                 return process["facts"]
@@ -41,7 +48,7 @@ class Start:
 
     @property
     def identity(self) -> dict | None:
-        """Hashes of what was served."""
+        """Hashes of what the last process served; the check `identity` asks all of them."""
         return self.processes[-1].get("identity") if self.processes else None
 
 

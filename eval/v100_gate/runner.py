@@ -209,10 +209,10 @@ class Run:
         title = f"{arm} start {number}"
         todo = self._todo(arm, number)
         base = f"arms/{arm}/start-{number}"
+        begun = self._begun(base)
         if not todo:
             self.reporter.done(f"{title}: already measured")
             return
-        begun = self.store.read_json(f"{base}/start.json") or {"processes": []}
         limits, spec = self.profile.limits, self.arms.arms[arm]
         log = self.store.root / base / f"service-{len(begun['processes']) + 1}.log"
         service = services.make(arm, spec, limits, log)
@@ -231,6 +231,9 @@ class Run:
         self._refuse_other_release(arm, who)
         self._refuse_foreign(service)
         self._idle_snapshot(base, entry, "before")
+        # On disk before the service is: a gate that is killed must not hide what its service did.
+        entry["identity"] = who.model_dump(mode="json")
+        self.store.write_json(f"{base}/start.json", begun)
         self.reporter.step(f"{title}: starting the service")
         began = self.monotonic()
         try:
@@ -257,6 +260,7 @@ class Run:
             entry["end"] = "complete"
         except GateError as error:
             entry["end"], entry["error"] = "failed", str(error)
+            entry["failure"] = type(error).__name__
             raise
         except BaseException:
             entry["end"] = "interrupted"
@@ -276,6 +280,20 @@ class Run:
             self.service = None
             self.reporter.done(f"{title}: stopped")
         self._refuse_identity(arm, who)
+
+    def _begun(self, base: str) -> dict:
+        """The processes that served a start so far, with the facts of one whose gate was killed."""
+        begun = self.store.read_json(f"{base}/start.json") or {"processes": []}
+        for entry in begun["processes"]:
+            if entry["end"] != "running":
+                continue
+            entry["end"] = "killed"
+            log = self.store.root / base / entry["log"]
+            if log.exists():
+                found = servicelog.facts(log.read_text(errors="replace"))
+                entry["facts"] = found.model_dump(mode="json")
+            self.store.write_json(f"{base}/start.json", begun)
+        return begun
 
     def _refuse_identity(self, arm: str, who: identity.Identity) -> None:
         if who.problems:

@@ -462,6 +462,48 @@ def test_an_interrupted_run_is_continued_with_the_waves_it_has(tmp_path: Path) -
     assert len(found.candidate.starts[0].processes) == 2
 
 
+def test_a_logged_error_is_not_forgotten_when_the_run_is_continued(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """The first process logs an error and is stopped by a full disk, not by a death."""
+    monkeypatch.setattr(store, "_write_bytes", FullDisk(tmp_path / "run", after=1))
+    plan = short(waves=[ONE_WAVE[0] | {"repeats": 3}], checks={"service-errors": {}})
+    with pytest.raises(StorageError):
+        run(tmp_path, plan, arms(tmp_path, candidate={"log_error": "ERROR [engine] recovered"}))
+    monkeypatch.undo()
+    found = run(tmp_path, plan, arms(tmp_path, candidate={}), resume=True)
+    (row,) = verdict.judge(found, {})["checks"]
+    assert row["status"] == "fail"
+    assert "process 1: ERROR [engine] recovered" in row["summary"]
+
+
+def test_a_killed_gate_does_not_hide_what_its_service_logged(tmp_path: Path) -> None:
+    plan = short(
+        waves=[ONE_WAVE[0] | {"output_tokens": 1000, "repeats": 2}],
+        checks={"complete": {}, "service-errors": {}, "fresh-starts": {}},
+    )
+    site = arms(tmp_path, candidate={"log_error": "ERROR [engine] recovered", "round_s": 0.01})
+    (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
+    (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
+    process = subprocess.Popen(
+        gate_command(tmp_path),
+        env=os.environ | {"PYTHONPATH": str(EVAL)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: list((tmp_path / "run").glob("arms/*/start-1/waves/*.json")))
+    process.kill()
+    process.wait()
+    wait_for(lambda: not servers(tmp_path))
+    found = run(tmp_path, plan, arms(tmp_path, candidate={}), resume=True)
+    rows = {row["check"]: row for row in verdict.judge(found, {})["checks"]}
+    assert rows["complete"]["status"] == "pass"
+    assert rows["service-errors"]["status"] == "fail"
+    assert "process 1: ERROR [engine] recovered" in rows["service-errors"]["summary"]
+    logs = sorted((tmp_path / "run").glob("arms/candidate/start-1/service-*.log"))
+    assert len(logs) == 2
+
+
 def test_needles_are_a_part_of_their_own(tmp_path: Path) -> None:
     """The service dies after the retrieval and before the needles are through."""
     quality = {

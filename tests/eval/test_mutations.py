@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import arms, profile, run
 from v100_gate import evidence, verdict
-from v100_gate.errors import RefusedError
+from v100_gate.errors import RefusedError, ServiceError
 from v100_gate.evidence import Evidence
 
 ROUND_S = 0.04
@@ -137,6 +137,21 @@ def test_each_mutation_is_caught_by_the_check_meant_for_it(
         if not (name in SPEED and status[name] == "inconclusive")
     }
     assert not accidents
+
+
+def test_a_crash_blocks_although_the_run_was_continued(tmp_path: Path) -> None:
+    """The second process is without fault, and the start as a whole is not."""
+    plan = profile(checks={"complete": {}, "service-errors": {}})
+    with pytest.raises(ServiceError):
+        run(tmp_path, plan, arms(tmp_path, candidate={"die_at": 5}))
+    found = run(tmp_path, plan, arms(tmp_path, candidate={}), resume=True)
+    rows = {row["check"]: row for row in verdict.judge(found, {})["checks"]}
+    assert rows["complete"]["status"] == "pass"
+    assert rows["service-errors"]["status"] == "fail"
+    assert (
+        "candidate start 1, process 1: arm candidate: the service died"
+        in (rows["service-errors"]["summary"])
+    )
 
 
 def test_a_foreign_library_is_refused(tmp_path: Path) -> None:
