@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from v100_gate import gpu, metrics, prompts, stats
 from v100_gate.evidence import FIGURES, ArmEvidence, Evidence, median
 from v100_gate.schema import PAIR
-from v100_gate.traces import RequestTrace, WaveRecord
+from v100_gate.traces import Look, RequestTrace, WaveRecord
 
 if TYPE_CHECKING:
     from v100_gate.schema import CheckPolicy, MemoryCheck
@@ -175,28 +175,58 @@ def identity(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, rows[0].get("verified", "") if rows else "")
 
 
+def _look_row(what: str, looks: list[Look], why_not: str) -> dict:
+    """A row of `hygiene`: everybody who was seen fails it, a look that saw nothing is not-run."""
+    others = [other for seen in looks for other in seen.others]
+    row = {"what": what, "looks": len(looks), "status": "pass", "reason": ""}
+    if others:
+        row |= {"status": "fail", "reason": others[0]}
+    elif not looks:
+        row |= {"status": "not-run", "reason": "nobody looked"}
+    elif any(seen.active_units is None for seen in looks):
+        row |= {"status": "not-run", "reason": "systemctl could not say which units are active"}
+    elif any(seen.foreign is None for seen in looks):
+        row |= {"status": "not-run", "reason": why_not}
+    return row
+
+
 @check("hygiene")
 def hygiene(evidence: Evidence, policy: CheckPolicy) -> Result:
-    """No other unit used the GPUs before, while and after the waves were taken."""
+    """No other unit and no foreign process used the GPUs before, while and after counted waves
+    were taken, in any arm."""
+    site = evidence.site.hygiene
+    if not site.gpu:
+        return Result(
+            "not-run", "the arms set hygiene.gpu: false, so nobody looked at who used the GPUs"
+        )
     rows = []
-    for arm in _pair(evidence):
+    for arm in evidence.arms.values():
+        why_not = "nvidia-smi could not say who uses the GPUs"
+        if arm.name in evidence.site.arms and evidence.site.arms[arm.name].kind == "url":
+            why_not = "the GPU processes of a url arm cannot be told from foreign ones"
         for start in arm.starts:
-            for process in start.processes:
-                for moment, seen in process.get("hygiene", {}).items():
-                    row = {
-                        "what": f"{arm.name} start {start.number}, {moment}",
-                        "status": "pass",
-                        "reason": "",
-                    }
-                    if seen["active_units"]:
-                        row |= {
-                            "status": "fail",
-                            "reason": f"{seen['active_units'][0]} was active",
-                        }
-                    elif not seen["gpu_visible"] and evidence.site.hygiene.gpu:
-                        row |= {"status": "not-run", "reason": "no nvidia-smi on this node"}
-                    rows.append(row)
-    return _join(rows, "no foreign unit or GPU process before, during or after")
+            what = f"{arm.name} start {start.number}"
+            if not start.serving:
+                rows.append(_look_row(what, [], why_not))
+            for process in start.serving:
+                for moment in ("before", "loaded", "after"):
+                    seen = process.get("hygiene", {}).get(moment)
+                    # An interrupted process has no "after": the look as its last wave ended is it.
+                    if seen is None and moment == "after":
+                        continue
+                    looks = [Look.model_validate(seen)] if seen else []
+                    rows.append(_look_row(f"{what}, {moment}", looks, why_not))
+            for record in start.waves:
+                if not record.invalid:
+                    name = f"{what}, during {record.wave} {record.kind} {record.repeat}"
+                    rows.append(_look_row(name, record.looks, why_not))
+    units = len(site.stopped_units)
+    looks = sum(row["looks"] for row in rows)
+    return _join(
+        rows,
+        f"no foreign GPU process and none of {units} named units at {looks} looks before, during "
+        "and after the waves",
+    )
 
 
 def _each_process(arm: ArmEvidence) -> list[tuple[str, dict]]:

@@ -132,9 +132,12 @@ def active_units(units: list[str]) -> list[str] | None:
     program = shutil.which("systemctl")
     if program is None:
         return None
-    done = subprocess.run(
-        [program, "is-active", *units], capture_output=True, text=True, timeout=30, check=False
-    )
+    try:
+        done = subprocess.run(
+            [program, "is-active", *units], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     states = done.stdout.split()
     if len(states) != len(units):
         return None

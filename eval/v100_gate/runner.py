@@ -20,6 +20,7 @@ from v100_gate import (
     RESULT_SCHEMA,
     counters,
     gpu,
+    hygiene,
     identity,
     kv,
     metrics,
@@ -229,8 +230,7 @@ class Run:
         who = identity.identify(spec)
         self._refuse_identity(arm, who)
         self._refuse_other_release(arm, who)
-        self._refuse_foreign(service)
-        self._idle_snapshot(base, entry, "before")
+        self._moment(base, entry, "before", service)
         # On disk before the service is: a gate that is killed must not hide what its service did.
         entry["identity"] = who.model_dump(mode="json")
         self.store.write_json(f"{base}/start.json", begun)
@@ -251,12 +251,10 @@ class Run:
                 entry["url"] = service.url
                 self.reporter.done(f"{title}: ready after {entry['ready_s']:.1f} s")
                 await self._describe(client, service, entry, who)
-                self._idle_snapshot(base, entry, "loaded")
-                self._refuse_foreign(service)
+                self._moment(base, entry, "loaded", service)
                 self._refuse_identity(arm, who)
                 await self._measure(arm, number, base, service, client, todo)
-                self._idle_snapshot(base, entry, "after")
-                self._refuse_foreign(service)
+                self._moment(base, entry, "after", service)
             entry["end"] = "complete"
         except GateError as error:
             entry["end"], entry["error"] = "failed", str(error)
@@ -316,31 +314,23 @@ class Run:
                             f"is {new[:12]}; measure the new release in a new run"
                         )
 
-    def _refuse_foreign(self, service: services.Service) -> None:
-        hygiene = self.arms.hygiene
-        active = gpu.active_units(hygiene.stopped_units)
-        if active:
-            raise RefusedError(
-                f"unit {active[0]} is active; a gate needs the node to itself "
-                f"(systemctl stop {' '.join(active)}), and it must stay stopped"
-            )
-        if hygiene.gpu:
-            foreign = gpu.foreign_users(service.sessions, service.units)
-            if foreign and service.fresh:
-                raise RefusedError(
-                    "a process that belongs to no arm uses a GPU: " + "; ".join(foreign)
-                )
+    def _moment(self, base: str, entry: dict, moment: str, service: services.Service) -> None:
+        """Snapshot of the GPUs, and a look at who else is there, kept in the start's record.
 
-    def _idle_snapshot(self, base: str, entry: dict, moment: str) -> None:
+        Raises: RefusedError when somebody is.
+        """
         rows = gpu.sample()
         if rows is not None:
             self.store.write(f"{base}/gpu-{moment}.csv", gpu.as_csv(rows).encode())
             entry.setdefault("gpu", {})[moment] = rows
-        units = gpu.active_units(self.arms.hygiene.stopped_units)
-        entry.setdefault("hygiene", {})[moment] = {
-            "active_units": units,
-            "gpu_visible": rows is not None,
-        }
+        seen = hygiene.look(self.arms.hygiene, service)
+        entry.setdefault("hygiene", {})[moment] = seen.model_dump(mode="json")
+        if seen.others:
+            stop = f" (systemctl stop {' '.join(seen.active_units)})" if seen.active_units else ""
+            raise RefusedError(
+                f"{'; '.join(seen.others)}: a gate needs the node to itself, from before the first "
+                f"wave until after the last{stop}"
+            )
 
     async def _describe(
         self, client: Client, service: services.Service, entry: dict, who: identity.Identity
@@ -495,7 +485,7 @@ class Run:
             fixture_sha256=fixture,
         )
         began = self.monotonic()
-        watch = asyncio.create_task(self._sample(client, record))
+        watch = asyncio.create_task(self._sample(client, service, record))
         interrupted: BaseException | None = None
         try:
             record.requests = await client.send(
@@ -510,6 +500,7 @@ class Run:
         record.monotonic_seconds = self.monotonic() - began
         record.wall_seconds = self.wall() - record.wall_started
         if interrupted is None:
+            await self._look(service, record)
             ok = sum(trace.status == "ok" for trace in record.requests)
             after = await client.settle(before, ok) if before else None
             if before and after:
@@ -528,8 +519,14 @@ class Run:
         await self._raise_if_dead(arm, service, client, record, base, name)
         return record
 
-    async def _sample(self, client: Client, record: WaveRecord) -> None:
-        """Gauges and clocks while the wave runs, once a second."""
+    async def _look(self, service: services.Service, record: WaveRecord) -> None:
+        """Who else is there, into the wave's record; nothing where the arms file asks for none."""
+        if hygiene.asked(self.arms.hygiene):
+            seen = await asyncio.to_thread(hygiene.look, self.arms.hygiene, service)
+            record.looks.append(seen)
+
+    async def _sample(self, client: Client, service: services.Service, record: WaveRecord) -> None:
+        """Gauges, clocks and foreign users while the wave runs, once a second."""
         while True:
             await asyncio.sleep(1.0)
             snapshot = await client.snapshot()
@@ -544,6 +541,7 @@ class Run:
             rows = await asyncio.to_thread(gpu.sample)
             if rows:
                 record.gpu += rows
+            await self._look(service, record)
 
     async def _raise_if_dead(
         self,
@@ -672,6 +670,9 @@ def judge_wave(record: WaveRecord, limits: Limits) -> None:
             f"the service finished {finished:.0f} requests, the gate sent {len(record.requests)}: "
             "somebody else uses it"
         )
+    others = next((seen.others for seen in record.looks if seen.others), None)
+    if others:
+        record.invalid.append(f"somebody else was on the node: {'; '.join(others)}")
     if record.kind == "measured" and record.compile_events:
         record.invalid.append(f"the service compiled something: {record.compile_events[0]}")
     drift = record.wall_seconds - record.monotonic_seconds

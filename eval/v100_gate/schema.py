@@ -290,11 +290,12 @@ Arm = Annotated[ProcessArm | SystemdArm | UrlArm, Field(discriminator="kind")]
 
 
 class Hygiene(Strict):
-    """What must be quiet before and during a gate."""
+    """What must be quiet before, during and after a gate."""
 
     stopped_units: list[str] = []
     gpu: bool = True
-    """Refuse when a process outside the arms uses a GPU. On a node without GPUs: not-run."""
+    """Refuse when a process outside the arms uses a GPU. False, or a node without nvidia-smi:
+    nobody looks, and the check `hygiene` is not-run."""
 
 
 MemoryCheck = Literal["kv-budget", "graph-pool", "idle-memory"]

@@ -89,6 +89,22 @@ class CounterDelta(BaseModel):
     """Counters that went backwards: the service restarted, so no delta of it means anything."""
 
 
+class Look(BaseModel):
+    """Who else was on the node at one moment. None: nobody could tell, or nobody looked."""
+
+    active_units: list[str] | None = None
+    """Those of the arms file's `stopped_units` that were active."""
+    foreign: list[str] | None = None
+    """Processes on a GPU that belong to no arm, in words."""
+
+    @property
+    def others(self) -> list[str]:
+        """Everybody who should not have been there, in words."""
+        units = [f"unit {unit} is active" for unit in self.active_units or []]
+        foreign = [f"a process that belongs to no arm uses a GPU: {x}" for x in self.foreign or []]
+        return units + foreign
+
+
 class WaveRecord(BaseModel):
     """One wave: what was sent, what came back, what the counters and the log said."""
 
@@ -115,6 +131,8 @@ class WaveRecord(BaseModel):
     """Why this wave may not be averaged in; empty for a valid wave."""
     notes: list[str] = []
     gpu: list[dict] = []
+    looks: list[Look] = []
+    """Who else was there, once a second and as the wave ended; see hygiene.py."""
     fixture_sha256: str | None = None
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid")

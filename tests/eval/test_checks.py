@@ -259,3 +259,55 @@ def test_an_attribution_for_other_arms_is_refused() -> None:
     site.arms["candidate"].url = "http://elsewhere"
     with pytest.raises(GateError, match=r"measured with other arms \(changed: candidate: url\)"):
         with_attribution(evidence, site)
+
+
+# ------------------------------------------------------------------------- hygiene
+
+CLEAN = {"active_units": [], "foreign": []}
+
+
+def looked(
+    before: dict = CLEAN, during: dict = CLEAN, gpu: bool = True, kind: str = "process"
+) -> Evidence:
+    """One start whose process and wave were looked at like this."""
+    candidate = {"kind": kind, "url": "http://x", "model": "m"}
+    if kind == "process":
+        candidate["command"] = ["serve"]
+    hygiene = {"gpu": gpu, "stopped_units": ["gateway.service"]}
+    site = Arms.model_validate({"schema": 1, "arms": {"candidate": candidate}, "hygiene": hygiene})
+    moments = {"before": before, "loaded": CLEAN, "after": CLEAN}
+    process = {"service_start_id": "process-1", "hygiene": moments}
+    one = start(wave(looks=[during]), processes=[process])
+    return put_together(profile(), site, candidate=[one])
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({}, "pass", "none of 1 named units at 4 looks before, during and after"),
+        ({"before": CLEAN | {"foreign": ["x (pid 1)"]}}, "fail", "start 1, before: a process that"),
+        ({"before": CLEAN | {"foreign": None}}, "not-run", "nvidia-smi could not say"),
+        ({"before": CLEAN | {"active_units": None}}, "not-run", "systemctl could not say"),
+        ({"during": CLEAN | {"active_units": ["a.service"]}}, "fail", "unit a.service is active"),
+        ({"during": CLEAN | {"foreign": None}}, "not-run", "during C1 measured 1: nvidia-smi"),
+        ({"gpu": False}, "not-run", "hygiene.gpu: false, so nobody looked"),
+        (
+            {"kind": "url", "during": CLEAN | {"foreign": None}},
+            "not-run",
+            "of a url arm cannot be told from foreign ones",
+        ),
+    ],
+)
+def test_hygiene_passes_only_where_somebody_looked(changes: dict, status: str, words: str) -> None:
+    result = judged("hygiene", looked(**changes))
+    assert result.status == status
+    assert words in result.summary
+
+
+def test_a_wave_at_which_nobody_looked_is_not_clean() -> None:
+    evidence = looked()
+    evidence.candidate.starts[0].waves[0].looks = []
+    assert judged("hygiene", evidence).status == "not-run"
+    evidence = looked()
+    del evidence.candidate.starts[0].processes[0]["hygiene"]
+    assert judged("hygiene", evidence).status == "not-run"

@@ -317,6 +317,68 @@ def test_an_active_foreign_unit_is_refused(tmp_path: Path, monkeypatch) -> None:
         run(tmp_path, short(), site)
 
 
+def switched_gpu(folder: Path, monkeypatch) -> Path:
+    """A fake nvidia-smi that shows this test as a user of the GPU while the returned file is
+    there."""
+    flag = folder / "foreign"
+    fake_program(
+        folder,
+        "nvidia-smi",
+        f'case "$1" in --query-compute-apps*) [ ! -e {flag} ] || echo "{os.getpid()}, x, 2048";; '
+        f'*) echo "{GPU_ROW.format(used=900)}";; esac',
+    )
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return flag
+
+
+def test_a_wave_beside_a_foreign_process_is_repeated(tmp_path: Path, monkeypatch) -> None:
+    """It came after the service was loaded and went before the run was over."""
+    flag = switched_gpu(tmp_path, monkeypatch)
+    send = Client.send
+
+    async def send_beside(self, *arguments):
+        first = not list((tmp_path / "run").glob("arms/*/start-*/waves/*.json"))
+        if first:
+            flag.touch()
+        else:
+            flag.unlink(missing_ok=True)
+        return await send(self, *arguments)
+
+    monkeypatch.setattr(Client, "send", send_beside)
+    plan = profile(waves=ONE_WAVE, checks={"complete": {}, "hygiene": {}})
+    site = arms(tmp_path, candidate={})
+    site.hygiene.gpu = True
+    found = run(tmp_path, plan, site)
+    first, second = records(tmp_path)
+    assert "somebody else was on the node: a process that belongs to no arm" in first.invalid[0]
+    assert not second.invalid
+    assert [seen.foreign for seen in second.looks] == [[]] * len(second.looks)
+    assert verdict.judge(found, {})["verdict"] == "pass"
+
+
+def test_a_foreign_process_that_was_refused_is_not_forgotten(tmp_path: Path, monkeypatch) -> None:
+    """It is found at the end, when all waves are there: continuing must not make that good."""
+    flag = switched_gpu(tmp_path, monkeypatch)
+    measure = Run._measure
+
+    async def then_it_comes(self, *arguments):
+        await measure(self, *arguments)
+        flag.touch()
+
+    monkeypatch.setattr(Run, "_measure", then_it_comes)
+    plan = short(checks={"complete": {}, "hygiene": {}})
+    site = arms(tmp_path, candidate={})
+    site.hygiene.gpu = True
+    with pytest.raises(RefusedError, match="belongs to no arm uses a GPU"):
+        run(tmp_path, plan, site)
+    flag.unlink()
+    found = run(tmp_path, plan, site, resume=True)
+    rows = {row["check"]: row for row in verdict.judge(found, {})["checks"]}
+    assert rows["complete"]["status"] == "pass"
+    assert rows["hygiene"]["status"] == "fail"
+    assert "candidate start 1, after: a process that belongs" in rows["hygiene"]["summary"]
+
+
 def test_gpu_snapshots_and_throttling_are_recorded(tmp_path: Path, monkeypatch) -> None:
     hot = GPU_ROW.format(used=900).replace("0x0000000000000001", "0x0000000000000060")
     fake_program(
