@@ -153,25 +153,39 @@ def fresh_starts(evidence: Evidence, policy: CheckPolicy) -> Result:
 
 @check("identity")
 def identity(evidence: Evidence, policy: CheckPolicy) -> Result:
-    """What was served is the release of the manifest, by hashes."""
+    """What was served is the release of the manifest, by hashes, in every process that gave a
+    counted wave."""
     rows = []
-    arm = evidence.candidate
-    for start in arm.starts:
-        who = start.identity
-        row = {"what": f"candidate start {start.number}", "status": "pass", "reason": ""}
-        if who is None or not who.get("manifest_sha256"):
-            row |= {"status": "not-run", "reason": "the arms file names no manifest"}
-        elif who["problems"]:
-            row |= {"status": "fail", "reason": who["problems"][0]}
-        elif not who["verified"]:
-            row |= {
-                "status": "not-run",
-                "reason": "neither a served tree nor a hash in the log could be compared",
-            }
-        else:
-            row["release"] = who["release"]
-            row["verified"] = ", ".join(who["verified"])
-        rows.append(row)
+    reported: dict[str, set[str]] = {"library": set(), "source": set()}
+    for start in evidence.candidate.starts:
+        many = len(start.serving) > 1
+        for number, process in enumerate(start.serving, 1):
+            who = process.get("identity")
+            what = f"candidate start {start.number}" + (f", process {number}" if many else "")
+            row = {"what": what, "status": "pass", "reason": ""}
+            if who is None or not who.get("manifest_sha256"):
+                row |= {"status": "not-run", "reason": "the arms file names no manifest"}
+            elif who["problems"]:
+                row |= {"status": "fail", "reason": who["problems"][0]}
+            elif not who["verified"]:
+                row |= {
+                    "status": "not-run",
+                    "reason": "neither a served tree nor a hash in the log could be compared",
+                }
+            else:
+                row["release"] = who["release"]
+                row["verified"] = ", ".join(who["verified"])
+            for kind, hashes in reported.items():
+                hashes.update((who or {}).get(f"log_{kind}_sha256", []))
+            rows.append(row)
+        if not start.serving:
+            what = f"candidate start {start.number}"
+            rows.append({"what": what, "status": "not-run", "reason": "no counted wave"})
+    for kind, hashes in reported.items():
+        if len(hashes) > 1:
+            names = " and ".join(sorted(value[:12] for value in hashes))
+            reason = f"the candidate's processes report {names}"
+            rows.append({"what": kind, "status": "fail", "reason": reason})
     return _join(rows, rows[0].get("verified", "") if rows else "")
 
 

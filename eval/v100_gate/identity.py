@@ -36,7 +36,10 @@ class Identity(BaseModel):
     tree: str | None = None
     tree_sha256: str | None = None
     tree_files: int | None = None
+    versions: list[str] = []
+    """What a service of this release may call itself; empty without a manifest."""
     version: str | None = None
+    """What the service called itself (GET /version)."""
     log_library_sha256: list[str] = []
     log_source_sha256: list[str] = []
     verified: list[str] = []
@@ -124,12 +127,19 @@ def identify(arm: Arm) -> Identity:
     identity.release = manifest.get("release")
     identity.source_sha256 = manifest.get("source_sha256")
     identity.library_sha256 = (manifest.get("library") or {}).get("sha256")
+    wheels = {
+        name: entry
+        for name, entry in manifest.get("files", {}).items()
+        if name.startswith("vllm") and name.endswith(".whl")
+    }
+    # A wheel's name states its version; one of a flavour is not the release's own (".cpu").
+    identity.versions = [name.split("-")[1] for name in wheels]
+    if not wheels and identity.release is not None:
+        identity.versions = [identity.release]
     if found is None:
         return identity
     matches: dict[str, list[str]] = {}
-    for name, entry in manifest.get("files", {}).items():
-        if not (name.startswith("vllm") and name.endswith(".whl")):
-            continue
+    for name, entry in wheels.items():
         wheel = arm.manifest.parent / name
         if not wheel.is_file():
             identity.problems.append(f"{name}: named by the manifest, not beside it")
@@ -144,6 +154,7 @@ def identify(arm: Arm) -> Identity:
             identity.problems += [f"served tree is not {name}: {line}" for line in differences]
         else:
             identity.verified.append(f"served tree = {name}")
+            identity.versions = [name.split("-")[1]]
     return identity
 
 
@@ -159,11 +170,28 @@ def from_log(identity: Identity, facts: LogFacts) -> Identity:
             continue
         wrong = [value for value in reported if value != expected]
         if wrong:
-            identity.problems.append(
-                f"the service reports {what} {wrong[0][:12]}, the manifest {expected[:12]}"
-            )
+            problem = f"the service reports {what} {wrong[0][:12]}, the manifest {expected[:12]}"
+            if problem not in identity.problems:
+                identity.problems.append(problem)
         elif f"{what} hash in the log" not in identity.verified:
             identity.verified.append(f"{what} hash in the log")
+    return identity
+
+
+def from_version(identity: Identity, answer: str) -> Identity:
+    """Add what the service answers to GET /version, and hold it to the manifest.
+
+    A version is a name and no hash: a right one verifies nothing.
+    """
+    try:
+        identity.version = json.loads(answer)["version"]
+    except (ValueError, TypeError, KeyError):
+        return identity
+    if identity.versions and identity.version not in identity.versions:
+        identity.problems.append(
+            f"the service calls itself {identity.version}, the manifest's release is "
+            f"{' or '.join(identity.versions)}"
+        )
     return identity
 
 

@@ -338,6 +338,8 @@ class Run:
         """Version, configuration and KV capacity as the ready service states them."""
         status, text = await client.get("/version")
         entry["version"] = text if status == 200 else None
+        if status == 200:
+            identity.from_version(who, text)
         snapshot = await client.snapshot()
         entry["cache_config"] = snapshot.info if snapshot else {}
         log = service.log_text()

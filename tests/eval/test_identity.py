@@ -9,9 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support import profile, put_together, start, wave
 from v100_gate import identity
+from v100_gate.checks import CHECKS
 from v100_gate.errors import ProfileError
-from v100_gate.schema import UrlArm
+from v100_gate.schema import CheckPolicy, UrlArm
 from v100_gate.servicelog import LogFacts
 
 FILES = {"vllm/__init__.py": b"x = 1\n", "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so": b"\x7fELF"}
@@ -98,3 +100,62 @@ def test_a_manifest_that_is_not_there_is_an_error(release: UrlArm) -> None:
     release.manifest = Path("/nowhere/manifest.json")
     with pytest.raises(ProfileError, match="manifest /nowhere"):
         identity.identify(release)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ('{"version": "0.19.1+v100.1"}', None),
+        ('{"version": "0.19.1"}', "the service calls itself 0.19.1, the manifest's release is"),
+        ("<html>", None),
+    ],
+)
+def test_the_version_is_held_to_the_manifest(
+    release: UrlArm, answer: str, words: str | None
+) -> None:
+    found = identity.from_version(identity.identify(release), answer)
+    assert (words in found.problems[0]) if words else not found.problems
+    # A name is no hash.
+    release.tree = None
+    assert identity.from_version(identity.identify(release), answer).verified == []
+
+
+def test_a_flavours_wheel_has_a_version_of_its_own(release: UrlArm) -> None:
+    """One release, two wheels: the version must be that of the wheel whose tree is served."""
+    manifest = json.loads(release.manifest.read_text())
+    manifest["files"]["vllm-0.19.1+v100.1.cpu-cp38-abi3-x.whl"] = {"sha256": "0" * 64}
+    release.manifest.write_text(json.dumps(manifest))
+    release.tree = None
+    found = identity.identify(release)
+    assert found.versions == ["0.19.1+v100.1", "0.19.1+v100.1.cpu"]
+    assert not identity.from_version(found, '{"version": "0.19.1+v100.1.cpu"}').problems
+
+
+def who(**fields: object) -> dict:
+    """The stored identity of a process that is its manifest's."""
+    good = identity.Identity(manifest_sha256="a" * 64, verified=["library hash in the log"])
+    return good.model_copy(update=fields).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("first", "status", "words"),
+    [
+        ({}, "pass", "library hash in the log"),
+        ({"problems": ["the service reports library 9"]}, "fail", "process 1: the service reports"),
+        ({"verified": []}, "not-run", "could be compared"),
+        ({"log_library_sha256": ["9" * 64]}, "fail", "report 111111111111 and 999999999999"),
+    ],
+)
+def test_every_process_that_gave_a_wave_is_identified(first: dict, status: str, words: str) -> None:
+    """A start that was continued has two; the second one does not stand for the first."""
+    log = {"log_library_sha256": ["1" * 64]}
+    processes = [
+        {"service_start_id": "one", "identity": who(**(log | first))},
+        {"service_start_id": "two", "identity": who(**log)},
+        {"service_start_id": "refused", "identity": who(problems=["gave no wave"])},
+    ]
+    waves = [wave(service_start_id="one"), wave(service_start_id="two")]
+    evidence = put_together(profile(), candidate=[start(*waves, processes=processes)])
+    result = CHECKS["identity"](evidence, CheckPolicy())
+    assert result.status == status
+    assert words in result.summary

@@ -164,6 +164,15 @@ def test_a_foreign_library_is_refused(tmp_path: Path) -> None:
         run(tmp_path, plan(), site)
 
 
+def test_another_version_than_the_manifests_is_refused(tmp_path: Path) -> None:
+    site = arms(tmp_path, candidate=GOOD)  # the stand-in calls itself 0.19.1
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({"release": "0.19.1+v100.1", "files": {}}))
+    site.arms["candidate"].manifest = manifest
+    with pytest.raises(RefusedError, match=r"calls itself 0\.19\.1, the manifest's release is 0\."):
+        run(tmp_path, plan(), site)
+
+
 ROLLING = {
     "rates_per_s": [10.0, 40.0],
     "requests": 30,
