@@ -8,6 +8,7 @@ Speed checks may answer `fail` or, on a busy machine, `inconclusive`: neither pa
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from v100_gate.evidence import Evidence
 ROUND_S = 0.04
 """Long against the jitter of a busy test machine."""
 SPEED = {"decode-throughput", "step-time", "tpot"}
+TIMED = SPEED | {"ttft", "speculation-pays"}
 GOOD: dict = {
     "round_s": ROUND_S,
     "ranks": 2,
@@ -90,6 +92,17 @@ def judge(folder: Path, control: Evidence, broken: dict) -> dict:
     return verdict.judge(evidence.side_by_side(control, "candidate", found, "candidate"), {})
 
 
+def accidents(judged: dict, caught_by: set[str]) -> set[str]:
+    """Checks that block and are not meant to. A speed check that a busy machine made inconclusive
+    is not a catch by accident."""
+    status = {row["check"]: row["status"] for row in judged["checks"]}
+    return {
+        name
+        for name in set(judged["blocking"]) - caught_by
+        if not (name in TIMED and status[name] == "inconclusive")
+    }
+
+
 MUTATIONS = [
     pytest.param({}, set(), id="unbroken"),
     pytest.param({"retrieval_wrong": 1}, {"retrieval"}, id="answers one retrieval wrongly"),
@@ -127,16 +140,8 @@ def test_each_mutation_is_caught_by_the_check_meant_for_it(
     tmp_path: Path, control: Evidence, broken: dict, caught_by: set[str]
 ) -> None:
     judged = judge(tmp_path, control, broken)
-    blocking = set(judged["blocking"])
-    assert caught_by <= blocking, judged["counts"]
-    # A speed check that a busy machine made inconclusive is not a catch by accident.
-    status = {row["check"]: row["status"] for row in judged["checks"]}
-    accidents = {
-        name
-        for name in blocking - caught_by
-        if not (name in SPEED and status[name] == "inconclusive")
-    }
-    assert not accidents
+    assert caught_by <= set(judged["blocking"]), judged["counts"]
+    assert not accidents(judged, caught_by)
 
 
 def test_a_crash_blocks_although_the_run_was_continued(tmp_path: Path) -> None:
@@ -171,6 +176,53 @@ def test_another_version_than_the_manifests_is_refused(tmp_path: Path) -> None:
     site.arms["candidate"].manifest = manifest
     with pytest.raises(RefusedError, match=r"calls itself 0\.19\.1, the manifest's release is 0\."):
         run(tmp_path, plan(), site)
+
+
+@pytest.mark.parametrize(
+    ("broken", "caught_by"),
+    [
+        pytest.param({}, set(), id="unbroken"),
+        pytest.param({"prefill_s": 0.6}, {"ttft"}, id="slower prefill"),
+        pytest.param({"shallow": {"round_s": 0.02}}, {"speculation-pays"}, id="shallow is faster"),
+    ],
+)
+def test_prefill_and_depth_are_judged(tmp_path: Path, broken: dict, caught_by: set[str]) -> None:
+    """The margins leave room for a busy machine; the defects are far beyond them."""
+    wave = {"concurrency": 1, "input_tokens": 256, "output_tokens": 64, "warmups": 0, "repeats": 4}
+    small = profile(
+        schedule={"starts_per_arm": 1, "controls": ["shallow"]},
+        waves=[{"name": "C1"} | wave],
+        checks={"ttft": {"margin": 0.5}, "speculation-pays": {"margin": 0.2}},
+    )
+    good = GOOD | {"prefill_s": 0.3}
+    # Half the depth accepts less in a round that takes as long: here speculation pays.
+    shallow = good | {"draft_tokens": 3} | broken.get("shallow", {})
+    candidate = good | {key: value for key, value in broken.items() if key != "shallow"}
+    site = arms(tmp_path, control=good, candidate=candidate, shallow=shallow)
+    site.arms["shallow"].draft_tokens = 3
+    judged = verdict.judge(run(tmp_path, small, site), {})
+    assert caught_by <= set(judged["blocking"]), judged["counts"]
+    assert not accidents(judged, caught_by)
+
+
+@pytest.mark.parametrize(("mib", "caught_by"), [(29_000, set()), (29_500, {"idle-memory"})])
+def test_more_memory_in_use_is_caught(
+    tmp_path: Path, monkeypatch, mib: int, caught_by: set[str]
+) -> None:
+    """nvidia-smi is a stand-in that shows more memory once the candidate's server is there."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"used=29000; grep -qas {tmp_path}/candidate-moc[k] /proc/[0-9]*/cmdline && used={mib}\n"
+        'case "$1" in --query-compute-apps*) ;; *)\n'
+        'echo "0, Tesla V100, $used, 32768, 1530, 877, 45.0, 300.00, 40, 0x1";; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    wave = {"concurrency": 1, "input_tokens": 64, "output_tokens": 16, "warmups": 0, "repeats": 1}
+    small = profile(waves=[{"name": "C1"} | wave], checks={"idle-memory": {"margin_gib": 0.25}})
+    found = run(tmp_path, small, arms(tmp_path, control=GOOD, candidate=GOOD))
+    assert set(verdict.judge(found, {})["blocking"]) == caught_by
 
 
 ROLLING = {
