@@ -188,6 +188,8 @@ def arm(tree: Tree, model: Path, drafts: int, title: str) -> dict:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "TORCHDYNAMO_DISABLE": "1",
             "PYTHONUNBUFFERED": "1",
+            # Triton tunes silently otherwise, and `compile-events` reads the log.
+            "TRITON_PRINT_AUTOTUNING": "1",
         },
     }
 

@@ -92,6 +92,19 @@ def test_facts_of_a_log_by_rank() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        # What Triton 3.6 prints with TRITON_PRINT_AUTOTUNING=1, over several lines.
+        "Triton autotuning for function chunk_fwd_kernel_o,",
+        "INFO [backends.py:267] Compiling a graph for compile range (1, 8192) takes 4.05 s",
+        "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  50%|#####     | 1/2",
+    ],
+)
+def test_what_the_log_shows_of_compilations(line: str) -> None:
+    assert servicelog.compile_lines(["INFO a line", line, "with key as (64, 64),"]) == [line]
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("RuntimeError: Ninja is required to load C++ extensions", "ninja is not on"),
