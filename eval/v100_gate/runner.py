@@ -266,7 +266,7 @@ class Run:
         finally:
             text = service.log_text()
             await asyncio.shield(service.stop())
-            # A stopped service may have written its last counts: read the log again.
+            # A stopped service may have written more (its last counts, an error): read it again.
             text = service.log_text() or text
             if text is not None:
                 found = servicelog.facts(text)

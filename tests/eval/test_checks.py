@@ -311,3 +311,46 @@ def test_a_wave_at_which_nobody_looked_is_not_clean() -> None:
     evidence = looked()
     del evidence.candidate.starts[0].processes[0]["hygiene"]
     assert judged("hygiene", evidence).status == "not-run"
+
+
+# ------------------------------------------------------------------------- routes
+
+
+def routed(ranks: int, log: dict | None, counters: dict | None) -> Evidence:
+    """One start: launches by rank from its log (None: no log), and a wave's counters."""
+    plan = profile(
+        service={"max_model_len": 8192, "tensor_parallel": ranks},
+        waves=[profile().waves[0].model_dump()],
+        routes=["long/bounded"],
+    )
+    facts = None if log is None else {"launches_by_rank": log}
+    process = {"service_start_id": "process-1", "facts": facts}
+    waves = [wave(counters={"routes": counters})]
+    return put_together(plan, candidate=[start(*waves, processes=[process])])
+
+
+FIRST = {"target/long/bounded": 1}
+"""What the line of a first launch says."""
+BOUNDED = {"target/long/bounded": 960.0}
+ORDINARY = {"target/long/ordinary": 960.0}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "log", "counters", "status", "words"),
+    [
+        (2, {"0": FIRST, "1": FIRST}, BOUNDED, "pass", "long/bounded 960"),
+        (2, {"0": FIRST}, BOUNDED, "not-run", "rank 1, long/bounded: no route lines"),
+        (2, {"0": FIRST, "1": ORDINARY}, BOUNDED, "fail", "rank 1, long/bounded: never launched"),
+        (1, None, BOUNDED, "pass", "long/bounded 960"),
+        (1, None, None, "not-run", "rank 0, long/bounded: no log could be read"),
+        (2, None, BOUNDED, "not-run", "rank 1, long/bounded: no log could be read"),
+        (1, {"0": FIRST}, ORDINARY, "fail", "counted waves, long/bounded: never launched"),
+        (1, {"0": FIRST}, None, "not-run", "counted waves, long/bounded: no vllm:attention_route"),
+    ],
+)
+def test_routes_need_first_launches_of_every_rank_and_counters_of_the_waves(
+    ranks: int, log: dict | None, counters: dict | None, status: str, words: str
+) -> None:
+    result = judged("routes", routed(ranks, log, counters))
+    assert result.status == status
+    assert words in result.summary

@@ -219,6 +219,17 @@ def test_missing_counters_are_not_run_not_zero(tmp_path: Path) -> None:
     assert judged["verdict"] == "fail"
 
 
+def test_routes_do_not_depend_on_the_totals_of_the_exit(tmp_path: Path) -> None:
+    """This server has to be killed, so the totals that it would log when asked to end are lost."""
+    plan = short(checks={"routes": {}}, routes=["long/bounded"])
+    plan.limits.stop_timeout_s = 0.5
+    found = run(tmp_path, plan, arms(tmp_path, candidate={"ignore_sigterm": True}))
+    (log,) = (tmp_path / "run").glob("arms/candidate/start-1/service-1.log")
+    assert "First target launch" in log.read_text()
+    assert "launches of this rank" not in log.read_text()
+    assert verdict.judge(found, {})["verdict"] == "pass"
+
+
 def test_counters_that_go_back_spoil_the_wave(tmp_path: Path) -> None:
     plan = short(waves=[ONE_WAVE[0] | {"repeats": 2}])
     run(tmp_path, plan, arms(tmp_path, candidate={"reset_counters_at": 6}))
