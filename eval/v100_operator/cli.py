@@ -6,10 +6,14 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import evidence, ops
+
+if TYPE_CHECKING:
+    from .check import CaseResult
 
 sys.path.append(str(evidence.KERNEL / "python"))
 
@@ -28,28 +32,35 @@ def _library(path: Path):
     return library.load(path)
 
 
+def _results(op: ops.Op, only: str | None) -> Iterator[tuple[dict, CaseResult]]:
+    """What each case, then each sequence, is and gave."""
+    from .check import CaseResult, check_case
+
+    for number, case in enumerate(op.cases):
+        if not only or only in case.name:
+            yield dict(vars(case)), check_case(op, case, 100 + number)
+    for name, sequence in op.sequences:
+        if not only or only in name:
+            yield {"name": name}, CaseResult(name, failures=sequence())
+
+
 def _check(arguments: argparse.Namespace) -> int:
     info = _library(arguments.library)
-    from .check import check_case
-
     op = ops.get(arguments.op)
     rows, failed = [], 0
     start = time.monotonic()
-    for number, case in enumerate(op.cases):
-        if arguments.only and arguments.only not in case.name:
-            continue
-        result = check_case(op, case, 100 + number)
+    for case, result in _results(op, arguments.only):
         failed += bool(result.failures)
         rows.append(
             {
-                "case": {k: v for k, v in vars(case).items()},
+                "case": case,
                 "max_error": result.max_error,
                 "l2_error": result.l2_error,
                 "failures": result.failures,
             }
         )
         error = "-" if result.max_error is None else f"{result.max_error:.2e}"
-        print(f"{'FAIL' if result.failures else 'ok':5}{error:>10}  {case.name}", flush=True)
+        print(f"{'FAIL' if result.failures else 'ok':5}{error:>10}  {result.name}", flush=True)
         for failure in result.failures:
             print(f"      {failure}", flush=True)
     seconds = time.monotonic() - start

@@ -32,6 +32,7 @@ class Op:
     control, where there is one, is what bench alternates with: (name, function like call);
     control_error is how far their outputs may differ, over the largest value (None: the control
     writes no output that could be compared).
+    sequences are checks that no single batch can make: (name, function that returns failures).
     sources are globs below kernel/ whose change makes the op's evidence stale.
     """
 
@@ -46,6 +47,7 @@ class Op:
     control: tuple[str, Callable[[Batch, torch.Tensor], object]] | None = None
     control_error: float | None = None
     batch_invariant: bool = True
+    sequences: Sequence[tuple[str, Callable[[], list[str]]]] = ()
 
 
 def get(name: str) -> Op:

@@ -10,6 +10,7 @@ from sm70_attention.paged import paged_attention, paged_workspace_bytes
 
 from ..case import Batch, Case
 from . import SOURCES, BenchShape, Op
+from .long_bank import replay_older_graphs
 
 _PAGES = (1024, 1536, 1648, 3296)
 _LAYOUTS = ("separate", "interleaved", "odd")
@@ -110,4 +111,5 @@ OP = Op(
     workspace_bytes=_workspace_bytes,
     control=("paged", _ordinary),
     control_error=2e-3,
+    sequences=(("older graphs while the bank grows", replay_older_graphs),),
 )
