@@ -54,14 +54,17 @@ def test_first_roll_out_serves_on_both_hosts_and_through_the_gateway(
 
 def test_second_run_changes_and_restarts_nothing(hosts: Hosts, releases: dict[str, Path]) -> None:
     before = invocations(hosts)
-    played = roll_out(hosts, releases, "1.0.0")
+    played = hosts.make(
+        "deploy", f"RELEASE={releases['1.0.0']}", f"WHEELHOUSE={releases['wheelhouse']}"
+    )
     assert played.status == 0, played.output
     assert [played.recap(n)["changed"] for n in ("node1", "node2")] == [0, 0], played.output
     assert invocations(hosts) == before
 
 
-def test_wrong_key_gets_401_everywhere(hosts: Hosts) -> None:
-    body = {"model": "demo", "prompt": [1], "max_tokens": 1}
+@pytest.mark.parametrize("length", [1, 30_000], ids=["short", "longer-than-the-proxy-reads"])
+def test_wrong_key_gets_401_everywhere(hosts: Hosts, length: int) -> None:
+    body = {"model": "demo", "prompt": [1] * length, "max_tokens": 1}
     for port in (GATEWAY, API):
         for key in (None, "wrong-key-0123456789", KEY + "x"):
             assert hosts.http(1, port, "/v1/completions", body, key)[0] == 401
@@ -69,20 +72,39 @@ def test_wrong_key_gets_401_everywhere(hosts: Hosts) -> None:
     assert hosts.ssh(1, f"{curl} -H 'Authorization: Bearer wrong'") == "401"
 
 
-def test_gateway_speaks_tls_and_its_key_is_readable_by_root_only(hosts: Hosts) -> None:
-    plain = f"http://{hosts.address(1)}:{GATEWAY}/health"
-    assert hosts.testbed("exec", "curl", "-sf", "-m", "5", plain).returncode != 0
-    assert hosts.http(1, GATEWAY, "/health", key=None) == (200, "ok")
-    assert hosts.ssh(1, "stat -c '%a %U' /etc/vllm-v100/gateway/tls.pem") == "600 root"
+@pytest.mark.parametrize(
+    ("port", "folder"), [(GATEWAY, "gateway"), (API, "instances/demo")], ids=["gateway", "node"]
+)
+def test_api_speaks_tls_only_and_its_private_key_is_readable_by_root_only(
+    hosts: Hosts, port: int, folder: str
+) -> None:
+    assert hosts.http(1, port, "/health", key=None)[0] == 200
+    assert hosts.http(1, port, "/health", key=None, scheme="http")[0] != 200
+    assert hosts.ssh(1, f"stat -c '%a %U' /etc/vllm-v100/{folder}/tls.pem") == "600 root"
+
+
+def test_requests_of_a_session_go_to_one_node(hosts: Hosts) -> None:
+    used = set()
+    for session in ("a", "b", "c", "d", "e"):
+        nodes = {hosts.served_by(session, [prompt] * 9) for prompt in range(3)}
+        assert len(nodes) == 1
+        used |= nodes
+    assert used == {"node1-demo", "node2-demo"}
 
 
 def test_engine_is_not_reachable_from_outside_and_the_api_shows_only_its_paths(
     hosts: Hosts,
 ) -> None:
-    assert hosts.http(1, ENGINE, "/v1/models")[0] == 0
+    assert hosts.http(1, ENGINE, "/v1/models", scheme="http")[0] == 0
     assert hosts.http(1, API, "/metrics")[0] == 404
     assert hosts.http(1, API, "/version")[0] == 404
     assert hosts.http(1, API, "/health", key=None)[0] == 200
+
+
+def test_metrics_are_there_for_the_addresses_that_may_scrape_them(hosts: Hosts) -> None:
+    scraped = hosts.ssh(1, f"curl -skf https://127.0.0.1:{API}/metrics")
+    assert "vllm:num_requests_running 0" in scraped
+    assert "haproxy_server_status" in hosts.ssh(1, "curl -sf 127.0.0.1:8405/metrics")
 
 
 def test_key_is_in_no_log_no_argument_and_no_environment(hosts: Hosts) -> None:
@@ -118,6 +140,33 @@ def test_check_mode_tells_what_an_upgrade_changes_and_changes_nothing(
     assert hosts.release(1) == "1.0.0"
     assert hosts.ssh(1, releases_there) == there
     assert invocations(hosts) == before
+
+
+def fetched(releases: dict[str, Path], version: str, web: str) -> dict[str, str]:
+    """Variables of a roll-out whose nodes fetch the release themselves."""
+    return {
+        "release_dir": str(releases[version]),
+        "release_source": "fetch",
+        "release_url": f"{web}/{version}",
+        "release_wheelhouse_url": f"{web}/wheelhouse",
+    }
+
+
+def test_preflight_lets_the_nodes_fetch_the_next_release_and_touches_nothing(
+    hosts: Hosts, releases: dict[str, Path], web: str
+) -> None:
+    before = invocations(hosts)
+    played = hosts.play("preflight", **fetched(releases, "1.1.0", web))
+    assert played.status == 0, played.output
+    assert invocations(hosts) == before
+    log = hosts.ssh(1, "journalctl -u web -o cat --no-pager")
+    for node in (1, 2):
+        for path in ("1.1.0/vllm-1.1.0", "wheelhouse/ninja-1.13.0+fake"):
+            wheel = f"/{path}-py3-none-any.whl".replace("+", "%2B")
+            got = [line for line in log.splitlines() if line.startswith(hosts.address(node))]
+            assert any(f"GET {wheel}" in line.replace("+", "%2B") for line in got), log
+        hosts.ssh(node, "test -x /opt/vllm-v100/releases/demo/1.1.0-*/venv/bin/ninja")
+        assert hosts.release(node) == "1.0.0"
 
 
 class Clients(threading.Thread):
@@ -244,6 +293,29 @@ def test_wheel_that_is_corrupt_on_the_node_is_refused(
     refused(hosts, played, "vllm-3.0.0-py3-none-any.whl is corrupt", before)
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ("3.0.0/vllm-3.0.0-py3-none-any.whl", "vllm-3.0.0-py3-none-any.whl: The checksum for"),
+        ("wheelhouse/ninja-1.13.0+fake-py3-none-any.whl", "DO NOT MATCH THE HASHES"),
+    ],
+    ids=["release", "requirement"],
+)
+def test_file_that_was_tampered_with_on_its_server_is_refused(
+    hosts: Hosts, releases: dict[str, Path], web: str, changed: str, words: str
+) -> None:
+    before = invocations(hosts)
+    path = hosts.state / "n1" / "root" / "srv" / "releases" / changed
+    right = path.read_bytes()
+    path.write_bytes(right[:200] + bytes([right[200] ^ 1]) + right[201:])
+    try:
+        played = hosts.play("site", "--limit", "node1", **fetched(releases, "3.0.0", web))
+    finally:
+        path.write_bytes(right)
+    refused(hosts, played, words, before)
+    assert "3.0.0" not in hosts.ssh(1, "ls /opt/vllm-v100/artifacts /opt/vllm-v100/venvs")
+
+
 def test_full_disk_is_refused_before_the_old_service_stops(
     hosts: Hosts, releases: dict[str, Path]
 ) -> None:
@@ -301,10 +373,24 @@ def test_status_shows_release_units_plan_and_gate(hosts: Hosts) -> None:
     assert state["engine"]["ActiveState"] == state["api"]["ActiveState"] == "active"
     assert state["plan"]["pages"]["block_tokens"] == 1648
     assert state["gate"]["passed"] is True
-    played = hosts.play("status")
+    played = hosts.make("status")
     assert played.status == 0, played.output
     assert "node1-demo" in played.output
     assert all(played.recap(n)["changed"] == 0 for n in ("node1", "node2"))
+
+
+def test_gate_of_what_runs_keeps_its_verdict_and_opens_the_api_again(hosts: Hosts) -> None:
+    before = invocations(hosts)[1].split()
+    latest = "readlink /var/lib/vllm-v100-gate/demo/latest"
+    run = hosts.ssh(2, latest)
+    played = hosts.make("gate-nodes", limit="node2")
+    assert played.status == 0, played.output
+    assert hosts.ssh(2, latest) != run
+    verdict = Path(str(hosts.variables["gate_results"])) / "node2" / "demo-verdict.json"
+    assert json.loads(verdict.read_text())["passed"] is True
+    assert invocations(hosts)[1].split()[0] == before[0]  # the engine was not restarted
+    assert hosts.complete(2, API) == 200
+    assert hosts.gateway()["node2-demo"]["status"] == "UP"
 
 
 def test_drain_takes_a_node_out_and_puts_it_back(hosts: Hosts) -> None:
@@ -314,8 +400,7 @@ def test_drain_takes_a_node_out_and_puts_it_back(hosts: Hosts) -> None:
     assert [hosts.complete(1, GATEWAY, prompt=[i] * 9) for i in range(4)] == [200] * 4
     played = hosts.play("drain", "--limit", "node2", v100_back=True)
     assert played.status == 0, played.output
-    servers = json.loads(hosts.ssh(1, "v100-gateway-ctl state"))
-    assert {name: s["status"] for name, s in servers.items()} == {
+    assert {name: s["status"] for name, s in hosts.gateway().items()} == {
         "node1-demo": "UP",
         "node2-demo": "UP",
     }

@@ -6,23 +6,16 @@ are about them.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from testbed_hosts import KEY, Hosts
+import pytest
+from testbed_hosts import GATEWAY, Hosts, self_signed, wait_until
 
 ENGINE = "vllm-v100@demo.service"
 API = "vllm-v100-api@demo.service"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Polls until `condition()`; fails with `what` after `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.2)
 
 
 def serving(hosts: Hosts, node: int = 2) -> Callable[[], bool]:
@@ -50,24 +43,33 @@ def refused_start(hosts: Hosts, words: str) -> None:
     assert state(hosts) == "failed"
 
 
-def stream(hosts: Hosts, port: int, seconds: float) -> subprocess.Popen[str]:
-    """A streamed completion that takes that long."""
-    body = f'{{"prompt": [1], "max_tokens": 10, "stream": true, "seconds": {seconds}}}'
-    command = ["exec", "curl", "-sS", "-N", "-m", "60", "-d", body]
-    command += [
-        "-H",
-        f"Authorization: Bearer {KEY}",
-        f"http://{hosts.address(2)}:{port}/v1/completions",
-    ]
-    from testbed_hosts import TESTBED
+@contextlib.contextmanager
+def behaving(hosts: Hosts, mode: str) -> Iterator[None]:
+    """The installed fake engine behaves as `mode` from its next start on, then as it should again.
 
-    return subprocess.Popen(
-        [TESTBED, *command], env=hosts.environment, stdout=subprocess.PIPE, text=True
+    The hash check would refuse such an edit, so its record is edited as well.
+    """
+    venv = hosts.ssh(2, "readlink -f /opt/vllm-v100/instances/demo/current/venv")
+    behaviour = f"{venv}/lib/python3*/site-packages/vllm/behaviour.json"
+    hosts.ssh(
+        2,
+        f"cp -a {venv}/installed.json {behaviour} /root/;"
+        f'sed -i \'s/"ok"/"{mode}"/\' {behaviour};'
+        f"sed -i '/behaviour.json/d' {venv}/installed.json; systemctl reset-failed {ENGINE}",
     )
+    try:
+        yield
+    finally:
+        hosts.ssh(
+            2,
+            f"systemctl stop {ENGINE}; cp -a /root/installed.json {venv}/;"
+            f" cp -a /root/behaviour.json {behaviour}",
+        )
+    start_again(hosts)
 
 
 def test_stop_lets_a_running_stream_end(hosts: Hosts) -> None:
-    running = stream(hosts, 8000, 5)
+    running = hosts.stream(2, 8000, 5)
     time.sleep(1.5)
     started = time.monotonic()
     hosts.ssh(2, f"systemctl stop {ENGINE}")
@@ -108,26 +110,41 @@ def test_dead_worker_ends_the_engine_and_it_restarts_by_itself(hosts: Hosts) -> 
 def test_killed_service_restarts_and_a_boot_loop_stops(hosts: Hosts) -> None:
     hosts.ssh(2, f"systemctl kill -s KILL {ENGINE}")
     wait_until(serving(hosts), 20, "not serving after kill -9")
-    venv = hosts.ssh(2, "readlink -f /opt/vllm-v100/instances/demo/current/venv")
-    behaviour = f"{venv}/lib/python3*/site-packages/vllm/behaviour.json"
-    # the engine now dies while it loads, as after a fault that a restart does not mend; the hash
-    # check would refuse such an edit, so its record is edited as well
-    hosts.ssh(
-        2,
-        f"cp -a {venv}/installed.json /root/; cp -a {behaviour} /root/;"
-        f'sed -i \'s/"ok"/"crash"/\' {behaviour};'
-        f"sed -i '/behaviour.json/d' {venv}/installed.json;"
-        f"systemctl reset-failed {ENGINE}; systemctl kill -s KILL {ENGINE}",
-    )
-    try:
+    with behaving(hosts, "crash"):
+        hosts.ssh(2, f"systemctl kill -s KILL {ENGINE}")
         wait_until(lambda: state(hosts) == "failed", 60, "the boot loop does not stop")
         assert hosts.unit(2, ENGINE, "Result")["Result"] == "start-limit-hit" or (
             "Start request repeated too quickly"
             in hosts.ssh(2, f"journalctl -u {ENGINE} -n 20 --no-pager -o cat")
         )
-    finally:
-        hosts.ssh(2, f"cp -a /root/installed.json {venv}/; cp -a /root/behaviour.json {behaviour}")
-    start_again(hosts)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("mute", "the engine does not serve: HTTP Error 503"),
+        ("open", "the engine does not serve: the engine accepts a wrong API key"),
+    ],
+)
+def test_engine_that_is_healthy_but_does_not_serve_never_gets_ready(
+    hosts: Hosts, mode: str, words: str
+) -> None:
+    with behaving(hosts, mode):
+        started = hosts.testbed("ssh", "2", f"sudo systemctl restart {ENGINE}")
+        assert started.returncode != 0
+        assert words in hosts.ssh(2, f"journalctl -u {ENGINE} -n 40 --no-pager -o cat")
+
+
+def test_gate_fails_an_engine_that_compiles_during_requests(hosts: Hosts) -> None:
+    with behaving(hosts, "lazy"):
+        hosts.ssh(2, f"systemctl restart {ENGINE}")
+        started = hosts.testbed("ssh", "2", "sudo systemctl start vllm-v100-gate@demo")
+        assert started.returncode != 0
+        verdict = json.loads(hosts.ssh(2, "cat /var/lib/vllm-v100-gate/demo/latest/verdict.json"))
+        failed = [n for n, c in verdict["checks"].items() if c["result"] != "passed"]
+        assert failed == ["nothing-compiled"]
+        assert "late.cubin" in verdict["checks"]["nothing-compiled"]["detail"]
+    hosts.ssh(2, "rm /var/cache/vllm-v100/demo/*/triton/late.cubin")
 
 
 def test_changed_file_of_the_installed_release_stops_the_start(hosts: Hosts) -> None:
@@ -169,6 +186,39 @@ def test_fake_gpu_facts_that_do_not_fit_stop_the_start(hosts: Hosts) -> None:
             assert words in hosts.ssh(2, f"journalctl -u {ENGINE} -o cat -n 12 --no-pager")
     finally:
         hosts.ssh(2, "rm -f /etc/fake-nvidia.conf")
+    start_again(hosts)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend", "words"),
+    [
+        (
+            "mount -t tmpfs -o size=64m,mode=755,uid=$(id -u vllm) full /var/cache/vllm-v100/demo",
+            "umount /var/cache/vllm-v100/demo",
+            "GiB free, the caches need 1 GiB",
+        ),
+        (
+            "systemd-run --quiet --unit=squatter python3 -m http.server --bind 127.0.0.1 18000;"
+            " until ss -ltn | grep -q 127.0.0.1:18000; do sleep 0.1; done",
+            "systemctl stop squatter",
+            "port 18000 of 127.0.0.1 is taken",
+        ),
+        (
+            "chmod 700 /srv/models/demo",
+            "chmod 755 /srv/models/demo",
+            "/srv/models/demo/config.json is not readable",
+        ),
+    ],
+    ids=["space", "port", "model"],
+)
+def test_node_that_does_not_fit_stops_the_start(
+    hosts: Hosts, spoil: str, mend: str, words: str
+) -> None:
+    hosts.ssh(2, f"systemctl stop {ENGINE}; {spoil}")
+    try:
+        refused_start(hosts, words)
+    finally:
+        hosts.ssh(2, mend)
     start_again(hosts)
 
 
@@ -216,6 +266,39 @@ def test_gate_and_api_exclude_each_other(hosts: Hosts) -> None:
     assert hosts.unit(2, API, "ActiveState")["ActiveState"] == "inactive"
     hosts.ssh(2, f"systemctl start {API}")
     assert serving(hosts)()
+
+
+def in_gateway(hosts: Hosts, status: str) -> Callable[[], bool]:
+    return lambda: str(hosts.gateway()["node2-demo"]["status"]) == status
+
+
+def test_gateway_sends_nothing_to_a_node_whose_certificate_it_cannot_verify(hosts: Hosts) -> None:
+    path = "/etc/vllm-v100/instances/demo/tls.pem"
+    foreign = self_signed("node.test")
+    hosts.ssh(2, f"cp -a {path} /root/; echo '{foreign}' > {path}; systemctl restart {API}")
+    try:
+        wait_until(in_gateway(hosts, "DOWN"), 20, "the gateway trusts any certificate")
+        assert serving(hosts)()  # to a client that does not verify
+        assert [hosts.complete(1, GATEWAY, prompt=[i] * 9) for i in range(4)] == [200] * 4
+    finally:
+        hosts.ssh(2, f"cp -a /root/tls.pem {path}; systemctl restart {API}")
+    wait_until(in_gateway(hosts, "UP"), 20, "not back in the gateway")
+
+
+def test_node_that_is_cut_off_costs_no_new_request_and_hangs_no_running_one(hosts: Hosts) -> None:
+    there = (s for s in "abcdefgh" if hosts.served_by(s, [1] * 9) == "node2-demo")
+    running = hosts.stream(1, GATEWAY, 20, headers=(f"X-Session-Id: {next(there)}",))
+    wait_until(lambda: hosts.gateway()["node2-demo"]["requests"] == 1, 10, "no stream")
+    hosts.testbed("unplug", "2")
+    try:
+        assert [hosts.complete(1, GATEWAY, prompt=[i] * 9) for i in range(4)] == [200] * 4
+        wait_until(in_gateway(hosts, "DOWN"), 30, "the gateway does not notice")
+        text, _ = running.communicate()
+        assert "[DONE]" not in text
+        assert running.returncode not in (0, 28), "curl had to give up by itself"
+    finally:
+        hosts.testbed("plug", "2")
+    wait_until(in_gateway(hosts, "UP"), 30, "not back in the gateway")
 
 
 def test_reboot_brings_the_service_back(hosts: Hosts) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +19,39 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 TESTBED = REPOSITORY / "tests" / "deploy" / "testbed" / "testbed.sh"
 KEY = "test-key-0123456789"
 GATEWAY = 8443
+DEMO = {
+    "name": "demo",
+    "profile": "fake-tp4",
+    "gpus": [0, 1, 2, 3],
+    "engine_port": 18000,
+    "api_port": 8000,
+}
+"""The instance that both hosts get."""
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vllm-v100"
+CACHE_ON_HOST = "/srv/v100-cache"
+"""The shared cache, and where hosts see it, read-only."""
+
+GATE_ON_HOST = "/opt/vllm-v100-gate"
+"""Where hosts see this repository, read-only: as docs/install.md puts it for the measuring gate."""
+
 KEPT = "vkept"
 """Tag of hosts that stay up between runs (V100_KEEP_HOSTS=1, for work on these tests)."""
+
+
+@dataclass(frozen=True)
+class RealRelease:
+    """The release of this checkout and the interpreter with its requirements."""
+
+    python: Path
+    site: Path
+    wheel: Path
+
+    @property
+    def requirements_on_host(self) -> str:
+        """site-packages of the requirements, as hosts see them."""
+        (folder,) = (self.python.parents[1] / "lib").glob("python3.*/site-packages")
+        return f"{CACHE_ON_HOST}/{folder.relative_to(CACHE)}"
 
 
 @dataclass
@@ -35,11 +67,24 @@ class Play:
         return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", lines[-1])} if lines else {}
 
 
-def self_signed() -> str:
+def self_signed(name: str) -> str:
     """A throw-away certificate with its key (PEM)."""
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    arguments = [*command.split(), "-subj", "/CN=gateway.test", "-keyout", "-", "-out", "-"]
+    arguments = [*command.split(), "-subj", f"/CN={name}", "-keyout", "-", "-out", "-"]
     return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+
+
+def certificate(pem: str) -> str:
+    """The certificate of a PEM file, without the key."""
+    return pem[pem.index("-----BEGIN CERTIFICATE") :]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Polls until `condition()`; fails with `what` after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
 
 
 def reap_with_us(environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -130,14 +175,17 @@ class Hosts:
         body: dict[str, object] | None = None,
         key: str | None = KEY,
         timeout: float = 30,
+        scheme: str = "https",
+        headers: tuple[str, ...] = (),
     ) -> tuple[int, str]:
         """(status, body) of a request from the controller's network; status 0: no answer."""
         command = ["curl", "-sSk", "-m", str(timeout), "-w", "\n%{http_code}"]
         if key:
             command += ["-H", f"Authorization: Bearer {key}"]
+        for header in headers:
+            command += ["-H", header]
         if body is not None:
             command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
-        scheme = "https" if port == GATEWAY else "http"
         url = f"{scheme}://{self.address(node)}:{port}{path}"
         text = self.testbed("exec", *command, url).stdout
         answer, _, status = text.rpartition("\n")
@@ -147,6 +195,33 @@ class Hosts:
         """Status of a small completion."""
         body = {"model": model, "prompt": [100, 101, 102], "max_tokens": 4, **more}
         return self.http(node, port, "/v1/completions", body)[0]
+
+    def stream(
+        self, node: int, port: int, seconds: float, headers: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
+        """A streamed completion of ten tokens that takes that long; curl gives up after 60 s."""
+        body = f'{{"prompt": [1], "max_tokens": 10, "stream": true, "seconds": {seconds}}}'
+        command = ["exec", "curl", "-sSkN", "-m", "60", "-d", body]
+        for header in (f"Authorization: Bearer {KEY}", *headers):
+            command += ["-H", header]
+        command.append(f"https://{self.address(node)}:{port}/v1/completions")
+        return subprocess.Popen(
+            [TESTBED, *command], env=self.environment, stdout=subprocess.PIPE, text=True
+        )
+
+    def gateway(self) -> dict[str, dict[str, object]]:
+        """The gateway's servers by name; it runs on node1."""
+        return json.loads(self.ssh(1, "v100-gateway-ctl state"))
+
+    def served_by(self, session: str, prompt: list[int]) -> str:
+        """The server to which the gateway sends a request of that session."""
+        before = self.gateway()
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
+        headers = (f"X-Session-Id: {session}",)
+        assert self.http(1, GATEWAY, "/v1/completions", body, headers=headers)[0] == 200
+        after = self.gateway()
+        (name,) = (n for n, server in after.items() if server["total"] != before[n]["total"])
+        return name
 
     def release(self, node: int, instance: str = "demo") -> str:
         """Version of the release that is current on a host."""
@@ -164,6 +239,19 @@ class Hosts:
             json.dumps(self.variables | variables),
             *arguments,
         ]
+        return self._run(playbook, command)
+
+    def make(self, target: str, *arguments: str, limit: str = "all") -> Play:
+        """`make TARGET INVENTORY=... ARGUMENTS` from the controller's network, as an operator."""
+        path = self.state / "variables.json"
+        path.write_text(json.dumps(self.variables))
+        command = ["make", "--no-print-directory", "-C", str(REPOSITORY), target]
+        command += [f"INVENTORY={self.state / 'inventory.json'}", *arguments]
+        command.append(f"ARGS=-e @{path} --limit {limit}")
+        return self._run(f"make {target}", command)
+
+    def _run(self, what: str, command: list[str]) -> Play:
+        """Runs Ansible and says what it cost."""
         process = subprocess.Popen(
             [TESTBED, "exec", *command],
             env=self.environment | {"ANSIBLE_CONFIG": str(REPOSITORY / "deploy" / "ansible.cfg")},
@@ -181,12 +269,18 @@ class Hosts:
             raise
         now = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-        print(f"{playbook}: {time.monotonic() - started:.0f} s, {cpu:.0f} s CPU on the controller")
+        print(f"{what}: {time.monotonic() - started:.0f} s, {cpu:.0f} s CPU on the controller")
         return Play(process.returncode, output)
 
     def write_inventory(self, instances: list[dict[str, object]], gateway: int, count: int) -> None:
         """An inventory with every host a node, one of them a gateway as well."""
         nodes = {f"node{i}": {"ansible_host": self.address(i)} for i in range(1, count + 1)}
+        tls = {}
+        for kind in ("gateway", "node"):
+            path = self.state / f"{kind}.pem"
+            if not path.exists():  # hosts that stay up keep theirs
+                path.write_text(self_signed(f"{kind}.test"))
+            tls[kind] = path.read_text()
         inventory = {
             "all": {
                 "vars": {
@@ -194,7 +288,9 @@ class Hosts:
                     "ansible_ssh_private_key_file": str(self.state / "key"),
                     "ansible_ssh_common_args": f"-o UserKnownHostsFile={self.state}/known_hosts",
                     "v100_api_key": KEY,
-                    "v100_gateway_tls_pem": self_signed(),
+                    "v100_gateway_tls_pem": tls["gateway"],
+                    "v100_node_tls_pem": tls["node"],
+                    "v100_node_ca": certificate(tls["node"]),
                 },
                 "children": {
                     "v100_nodes": {"hosts": nodes, "vars": {"v100_instances": instances}},

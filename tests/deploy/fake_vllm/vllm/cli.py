@@ -56,7 +56,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def authorized(self) -> bool:
         """Is the key right (or none needed)?"""
-        return self.headers.get("Authorization") == f"Bearer {self.state.key}"
+        right = self.headers.get("Authorization") == f"Bearer {self.state.key}"
+        return right or MODE == "open"
 
     def do_GET(self) -> None:
         """Health, metrics, version, models."""
@@ -79,9 +80,11 @@ class Handler(BaseHTTPRequestHandler):
         if not self.authorized():
             self.answer(401, {"error": "Unauthorized"})
             return
-        if state.stopping:
+        if state.stopping or MODE == "mute":
             self.answer(503, {"error": "shutting down"})
             return
+        if MODE == "lazy" and body.get("stream"):
+            Path(os.environ["TRITON_CACHE_DIR"], "late.cubin").touch()
         with state.lock:
             state.running += 1
         try:
@@ -133,8 +136,10 @@ def parse() -> argparse.Namespace:
 def load(options: argparse.Namespace) -> list[subprocess.Popen]:
     """Devices, JIT, workers, loading time; returns the workers."""
     print("non-default args:", vars(options), flush=True)
-    for rank in range(options.tensor_parallel_size):
-        os.close(os.open(f"/dev/nvidia{rank}", os.O_RDWR))
+    cards = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    assert len(cards) == options.tensor_parallel_size
+    for card in cards:
+        os.close(os.open(f"/dev/nvidia{card}", os.O_RDWR))
     if not shutil.which("ninja"):
         sys.exit("RuntimeError: Ninja is required to load C++ extensions")
     compiled = Path(os.environ["TRITON_CACHE_DIR"], "kernel.cubin")
