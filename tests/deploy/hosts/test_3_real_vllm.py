@@ -2,7 +2,8 @@
 
 Its requirements (PyTorch and the like, 6.5 GB) are the ones that the project's shared cache holds,
 seen read-only by the host; the patched wheel itself is installed there by pip and hashed, and all
-else is as for any release: bundle, preflight, readiness, gate, API.
+else is as for any release: bundle, preflight, readiness, gate with the measuring gate, API. This
+instance speaks plain HTTP, as behind a gateway in a network of its own.
 """
 
 from __future__ import annotations
@@ -11,51 +12,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from testbed_hosts import KEY, REPOSITORY, Hosts
+from testbed_hosts import GATE_ON_HOST, KEY, REPOSITORY, Hosts, Play, RealRelease
 
 API = 8001
-CACHE_ON_HOST = "/srv/v100-cache"
-ASK = """
-import json
-from v100_build.serve import serve_env
-env = serve_env("patched")
-print(json.dumps([str(env.python), str(env.site), str(env.wheel)]))
-"""
-
-
-@dataclass(frozen=True)
-class RealRelease:
-    """The release of this checkout and the interpreter with its requirements."""
-
-    python: Path
-    site: Path
-    wheel: Path
-
-    @property
-    def requirements(self) -> Path:
-        """site-packages of the requirements."""
-        (folder,) = (self.python.parents[1] / "lib").glob("python3.*/site-packages")
-        return folder
-
-
-@pytest.fixture(scope="module")
-def real() -> RealRelease:
-    """Builds the release, when it is not up to date, with the project's own Python."""
-    python = REPOSITORY / ".venv" / "bin" / "python"
-    if not python.exists():
-        pytest.fail("the project's environment is missing: make venv", pytrace=False)
-    path = ":".join(str(REPOSITORY / folder) for folder in ("kernel", "patches"))
-    done = subprocess.run(
-        [python, "-c", ASK], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
-    )
-    assert done.returncode == 0, done.stderr
-    return RealRelease(*map(Path, json.loads(done.stdout.splitlines()[-1])))
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +42,7 @@ def model(real: RealRelease, hosts: Hosts, tmp_path_factory: pytest.TempPathFact
 def venv(real: RealRelease, hosts: Hosts) -> str:
     """A virtual environment on node2: the real wheel in it, its requirements from the cache."""
     path = "/opt/real-venv"
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "vllm-v100"
-    requirements = f"{CACHE_ON_HOST}/{real.requirements.relative_to(cache)}"
+    requirements = real.requirements_on_host
     shutil.copy(real.wheel, hosts.state / "n2" / "root" / "opt" / real.wheel.name)
     hosts.ssh(
         2,
@@ -93,15 +56,27 @@ def venv(real: RealRelease, hosts: Hosts) -> str:
 
 def complete(hosts: Hosts, key: str = KEY, **more: object) -> tuple[int, str]:
     body = {"model": "tiny", "prompt": [100, 101, 102], "max_tokens": 8, "ignore_eos": True}
-    return hosts.http(2, API, "/v1/completions", body | more, key, timeout=120)
+    return hosts.http(2, API, "/v1/completions", body | more, key, timeout=120, scheme="http")
 
 
-def test_real_vllm_rolls_out_is_gated_and_serves(
-    hosts: Hosts, real: RealRelease, model: Path, venv: str
-) -> None:
+def measure(profile: str) -> list[str]:
+    """The gate command of docs/install.md with that profile, of the repository as the host sees it.
+
+    The project's environment may belong to a Python that the host does not have; its own one of the
+    same version takes that environment's packages.
+    """
+    minor = f"python3.{sys.version_info.minor}"
+    folders = ("eval", "kernel", "patches", f".venv/lib/{minor}/site-packages")
+    path = ":".join(f"{GATE_ON_HOST}/{folder}" for folder in folders)
+    command = ["/usr/bin/env", f"PYTHONPATH={path}", f"/usr/bin/{minor}", "-m", "v100_gate", "run"]
+    arguments = "--url {url} --model {model} --api-key-file {key_file} --results {run_dir}/measured"
+    return [*command, f"{GATE_ON_HOST}/{profile}", *arguments.split()]
+
+
+def roll_out(hosts: Hosts, real: RealRelease, venv: str, gate_profile: str) -> Play:
+    """Rolls the release of this checkout out to node2 with that profile of the measuring gate."""
     instance = {"name": "tiny", "profile": "tiny-cpu", "engine_port": 18001, "api_port": API}
-    started = time.monotonic()
-    played = hosts.play(
+    return hosts.play(
         "site",
         "--limit",
         "node2",
@@ -109,9 +84,16 @@ def test_real_vllm_rolls_out_is_gated_and_serves(
         release_profiles=str(REPOSITORY / "deploy" / "profiles"),
         release_venv=venv,
         release_wheelhouse="",
+        release_gate_command=measure(gate_profile),
         v100_instances=[instance],
+        v100_node_tls_pem="",
     )
-    print(f"roll-out of the real vLLM: {time.monotonic() - started:.0f} s")
+
+
+def test_real_vllm_rolls_out_is_gated_and_serves(
+    hosts: Hosts, real: RealRelease, model: Path, venv: str
+) -> None:
+    played = roll_out(hosts, real, venv, "tests/deploy/node-tiny.yaml")
     assert played.status == 0, played.output
     status, text = complete(hosts, return_token_ids=True)
     assert status == 200
@@ -129,6 +111,41 @@ def test_its_gate_and_status_are_kept(hosts: Hosts, real: RealRelease) -> None:
     assert state["metrics"]["vllm:kv_cache_usage_perc" + '{engine="0",model_name="tiny"}'] >= 0
     accepted = [v for k, v in state["metrics"].items() if "num_accepted_tokens" in k]
     assert accepted and accepted[0] > 0
+
+
+def test_measuring_gate_ran_on_the_node_and_its_records_are_kept(hosts: Hosts) -> None:
+    state = next(s for s in json.loads(hosts.ssh(2, "v100-status")) if s["instance"] == "tiny")
+    said = state["gate"]["checks"]["gate-command"]
+    assert said["result"] == "passed"
+    assert "verdict: PASS" in said["detail"]
+    folder = "/var/lib/vllm-v100-gate/tiny/latest/measured"
+    verdict = json.loads(hosts.ssh(2, f"cat {folder}/verdict.json"))
+    assert verdict["profile"] == "node-tiny"
+    assert {c["check"]: c["status"] for c in verdict["checks"] if c["required"]} == dict.fromkeys(
+        ("complete", "acceptance-counters", "prefix-hits", "preemptions"), "pass"
+    )
+    wave = hosts.ssh(2, f"cat {folder}/arms/candidate/start-1/waves/C4-measured-1.json")
+    tokens = [sum(len(c["token_ids"]) for c in r["chunks"]) for r in json.loads(wave)["requests"]]
+    assert tokens == [32] * 4
+
+
+def test_release_that_the_measuring_gate_fails_is_rolled_back(
+    hosts: Hosts, real: RealRelease, venv: str
+) -> None:
+    """The shipped profile sends 8,000 tokens to a service of 4,096: nothing of it completes."""
+    current = "readlink /opt/vllm-v100/instances/tiny/current"
+    before = hosts.ssh(2, current)
+    played = roll_out(hosts, real, venv, "eval/profiles/node.yaml")
+    assert played.status == 2, played.output
+    said = " ".join(played.output.split())
+    assert "the gate failed: gate-command: exit status 1" in said
+    assert "verdict: FAIL blocked by complete" in said
+    assert "which serves" in said
+    assert hosts.ssh(2, current) == before
+    assert complete(hosts)[0] == 200
+    archive = "$(ls -t /opt/vllm-v100/evidence/tiny-*.tar.gz | head -1)"
+    kept = hosts.ssh(2, f"tar -tzf {archive}")
+    assert "/gate/measured/verdict.json" in kept
 
 
 def test_key_of_the_real_engine_is_nowhere(hosts: Hosts) -> None:
