@@ -10,13 +10,22 @@ export PYTHONPATH := $(CURDIR)/patches:$(CURDIR)/kernel:$(CURDIR)/kernel/python:
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
 
-# The project's own environment, made anew when its lock file changes.
-$(VENV)/.ready: requirements/dev.txt
+# An environment, made anew when its lock file changes.  One make at a time: a second one waits, and
+# finds it ready.
+define make_venv
 	@command -v python3 >/dev/null || { echo "error: there is no python3 on PATH; apt-get install python3 python3-venv" >&2; exit 1; }
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: python3 is older than 3.11" >&2; exit 1; }
-	python3 -m venv --clear $(VENV) || { echo "error: python3 -m venv failed; apt-get install python3-venv" >&2; exit 1; }
-	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
-	@touch $@
+	@mkdir -p build && exec 9> build/venv.lock && flock 9 && if [ $@ -nt $< ]; then exit 0; fi && \
+	echo "making $(@D) from $<" && \
+	{ python3 -m venv --clear $(@D) || { echo "error: python3 -m venv failed; apt-get install python3-venv" >&2; exit 1; }; } && \
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $< && \
+	tr : '\n' <<< "$$PYTHONPATH" > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/vllm-v100.pth" && \
+	touch $@
+endef
+
+# The project's own, with this checkout's packages on its path (`python -m v100_gate` works in it).
+$(VENV)/.ready: requirements/dev.txt
+	$(make_venv)
 
 .PHONY: venv
 venv: $(VENV)/.ready ## Make the project's own environment (.venv) from its lock file
@@ -89,38 +98,39 @@ ANSIBLE = ANSIBLE_CONFIG=$(CURDIR)/deploy/ansible.cfg $(DEPLOY_VENV)/bin/ansible
 RELEASE_VARS = -e release_dir=$(abspath $(RELEASE)) $(if $(WHEELHOUSE),-e release_wheelhouse=$(abspath $(WHEELHOUSE)))
 
 $(DEPLOY_VENV)/.ready: requirements/deploy.txt
-	python3 -m venv --clear $(DEPLOY_VENV) || { echo "error: python3 -m venv failed; apt-get install python3-venv" >&2; exit 1; }
-	$(DEPLOY_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/deploy.txt
-	@touch $@
+	$(make_venv)
 
-.PHONY: deploy-args
-deploy-args: $(DEPLOY_VENV)/.ready
+.PHONY: inventory-args release-args hosts-args
+inventory-args:
 	@test -n "$(INVENTORY)" || { echo "error: say INVENTORY=FILE (start from deploy/inventory/example.yml)" >&2; exit 1; }
-
-.PHONY: release-args
-release-args: deploy-args
+	@test -e "$(INVENTORY)" || { echo "error: there is no inventory $(INVENTORY)" >&2; exit 1; }
+release-args:
 	@test -f "$(RELEASE)/manifest.json" || { echo "error: say RELEASE=FOLDER, one that make build wrote" >&2; exit 1; }
+# Ansible itself takes an inventory without hosts for a success.
+hosts-args: inventory-args $(DEPLOY_VENV)/.ready
+	@graph=$$(ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=true $(DEPLOY_VENV)/bin/ansible-inventory -i $(INVENTORY) --graph v100_nodes 2>&1) && \
+	grep -q -- '--[^@]' <<< "$$graph" || { echo "$$graph" >&2; echo "error: $(INVENTORY) has no host in the group v100_nodes" >&2; exit 1; }
 
 .PHONY: wheelhouse
-wheelhouse: $(DEPLOY_VENV)/.ready ## Fetch the wheels of a release's lock file (RELEASE=) into dist/wheelhouse
+wheelhouse: release-args $(DEPLOY_VENV)/.ready ## Fetch the wheels of a release's lock file (RELEASE=) into dist/wheelhouse
 	$(DEPLOY_VENV)/bin/pip download --require-hashes --no-deps -r $(RELEASE)/serve-cuda.txt -d dist/wheelhouse
 
 .PHONY: preflight
-preflight: release-args ## Check nodes and profiles against a release (INVENTORY=, RELEASE=, WHEELHOUSE=)
+preflight: inventory-args release-args hosts-args ## Check nodes and profiles against a release (INVENTORY=, RELEASE=, WHEELHOUSE=)
 	@$(ANSIBLE) deploy/playbooks/preflight.yml $(RELEASE_VARS) $(ARGS)
 
 .PHONY: deploy
-deploy: release-args ## Roll a release out: canary, gate, automatic return (INVENTORY=, RELEASE=, WHEELHOUSE=)
+deploy: inventory-args release-args hosts-args ## Roll a release out: canary, gate, automatic return (INVENTORY=, RELEASE=, WHEELHOUSE=)
 	@$(ANSIBLE) deploy/playbooks/site.yml $(RELEASE_VARS) $(ARGS)
 
 .PHONY: gate-nodes rollback drain status
-gate-nodes: deploy-args ## Gate what runs on the nodes (INVENTORY=)
+gate-nodes: hosts-args ## Gate what runs on the nodes (INVENTORY=)
 	@$(ANSIBLE) deploy/playbooks/gate.yml $(ARGS)
-rollback: deploy-args ## Return the nodes to the release before (INVENTORY=, ARGS="--limit NODE")
+rollback: hosts-args ## Return the nodes to the release before (INVENTORY=, ARGS="--limit NODE")
 	@$(ANSIBLE) deploy/playbooks/rollback.yml $(ARGS)
-drain: deploy-args ## Take nodes out without losing a request (INVENTORY=, ARGS="--limit NODE"; -e v100_back=true)
+drain: hosts-args ## Take nodes out without losing a request (INVENTORY=, ARGS="--limit NODE"; -e v100_back=true)
 	@$(ANSIBLE) deploy/playbooks/drain.yml $(ARGS)
-status: deploy-args ## Show release, hashes, routes, KV budget and last gate of the nodes (INVENTORY=)
+status: hosts-args ## Show release, hashes, routes, KV budget and last gate of the nodes (INVENTORY=)
 	@$(ANSIBLE) deploy/playbooks/status.yml $(ARGS)
 
 .PHONY: test-deploy

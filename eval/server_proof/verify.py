@@ -3,9 +3,10 @@
     python -m server_proof.verify docs/evidence
 
 A server-PART.json names the patches, kernel sources and wrapper that it ran. Where the tree has
-moved on, or where a claim of it does not hold, `server-allowances.yaml` beside it has to say why
-that is accepted. A file's allowance names the very content of the file: the next edit needs either
-a new run or a new reason. An allowance that nothing needs is an error too. Exit status 0 or 1.
+moved on, where a claim of it does not hold, or where a part has no evidence at all,
+`server-allowances.yaml` beside it has to say why that is accepted. A file's allowance names the
+very content of the file: the next edit needs either a new run or a new reason. An allowance that
+nothing needs is an error too. Exit status 0 or 1.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,24 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from v100_build.cubins import source_files
 
+from server_proof.scenarios import PARTS
+
 REPO = Path(__file__).resolve().parents[2]
 ALLOWANCES = "server-allowances.yaml"
 WRAPPER = "vllm/vllm_flash_attn/sm70_attention/"
 GONE = "gone"
+MISSING = "missing evidence"
 
 
 class Allowance(BaseModel):
-    """Accepted for `evidence`: `changed` files (path -> SHA-256 now, or "gone"), or one `claim`."""
+    """Accepted for the files of `evidence`: `changed` files (path -> SHA-256 now, or "gone"), one
+    `claim` that does not hold, or that they are `missing`."""
 
     model_config = ConfigDict(extra="forbid")
     evidence: list[str]
     changed: dict[str, str] = {}
     claim: str | None = None
+    missing: bool = False
     reason: str
 
 
@@ -78,7 +84,7 @@ def differences(evidence: Mapping[str, Any], root: Path) -> dict[str, str]:
     }
 
 
-def problems(folder: Path, root: Path = REPO) -> list[str]:
+def problems(folder: Path, root: Path = REPO, parts: Collection[str] = tuple(PARTS)) -> list[str]:
     """What nobody accepted, in words; empty when the evidence stands.
 
     Raises:
@@ -92,6 +98,13 @@ def problems(folder: Path, root: Path = REPO) -> list[str]:
         raise ValueError(f"{path.name}: {error}") from None
     needed: set[tuple[int, str]] = set()
     found = []
+    for name in (f"server-{part}.json" for part in parts):
+        if (folder / name).exists():
+            continue
+        users = [i for i, a in enumerate(allowances) if a.missing and name in a.evidence]
+        needed.update((i, MISSING) for i in users)
+        if not users:
+            found.append(f"{name} is missing: run the part (docs/server-proof.md)")
     for file in sorted(folder.glob("server-*.json")):
         try:
             evidence = json.loads(file.read_text())
@@ -113,7 +126,8 @@ def problems(folder: Path, root: Path = REPO) -> list[str]:
         if evidence.get("failures"):
             found.append(f"{file.name}: engines failed: {', '.join(evidence['failures'])}")
     for i, allowance in enumerate(allowances):
-        for what in [*allowance.changed, *([allowance.claim] if allowance.claim else [])]:
+        whats = [*allowance.changed, *filter(None, [allowance.claim])]
+        for what in [*whats, *([MISSING] if allowance.missing else [])]:
             if (i, what) not in needed:
                 found.append(f"{ALLOWANCES}: nothing needs the allowance for {what}: remove it")
     return found

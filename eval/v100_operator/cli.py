@@ -22,7 +22,16 @@ def _library(path: Path):
     """Loads the library; refuses one that was not built from this tree."""
     from sm70_attention import library
 
-    info = library.read_info(path)
+    try:
+        import torch
+    except ImportError:
+        raise SystemExit(f"error: {sys.executable} has no PyTorch; use one that has") from None
+    if not torch.cuda.is_available():
+        raise SystemExit("error: PyTorch sees no GPU here, and these kernels run on nothing else")
+    try:
+        info = library.read_info(path)
+    except library.LibraryError as error:
+        raise SystemExit(f"error: {error}") from None
     tree = library.source_tree_hash(evidence.KERNEL)
     if info.source_sha256 != tree:
         raise SystemExit(

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from v100_build.errors import BuildError
 
 from . import Device, Module, SimError, cases, measure, report
 from .model import benchmark, validation
@@ -16,6 +17,13 @@ from .model import benchmark, validation
 def _argument(dev: Device, text: str, rng: np.random.Generator):
     """A kernel argument from its text on the command line."""
     kind, _, value = text.partition(":")
+    try:
+        return _argument_of(dev, kind, value, rng)
+    except (ValueError, OverflowError) as error:
+        raise SimError(f"argument not understood: {text} ({error})") from None
+
+
+def _argument_of(dev: Device, kind: str, value: str, rng: np.random.Generator):
     if kind == "file":
         return dev.put(np.fromfile(value, np.uint8))
     if kind in ("i32", "i64"):
@@ -34,14 +42,22 @@ def _argument(dev: Device, text: str, rng: np.random.Generator):
         }
         if fill in fills:
             return dev.put(fills[fill]())
-    raise SimError(f"argument not understood: {text}")
+    raise ValueError("there are buf:BYTES[:rand|f16|f32|i32], file:PATH, i32:V, i64:V, f32:V")
+
+
+def _change(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise SimError(f"--set {text}: expected PARAMETER=NUMBER, like l2_latency=160") from None
 
 
 def _time(o: argparse.Namespace) -> int:
     dev = Device(o.memory << 20)
     rng = np.random.default_rng(0)
     args = [_argument(dev, a, rng) for a in o.arg]
-    changes = {k: float(v) for k, _, v in (s.partition("=") for s in o.set)}
+    changes = dict(_change(text) for text in o.set)
     t = measure(
         Module(o.cubin, dev), o.kernel, o.grid, o.block, args, o.smem, range=True, **changes
     )
@@ -51,6 +67,8 @@ def _time(o: argparse.Namespace) -> int:
 
 def _validate(o: argparse.Namespace) -> int:
     chosen = [c for c in validation.CHECKS if o.only in c.name]
+    if not chosen:
+        raise SimError(f"no check has {o.only!r} in its name")
     outcomes = validation.validate(chosen)
     print(validation.markdown(outcomes))
     return int(any(abs(x.deviation) > 0.1 for x in outcomes))
@@ -126,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         return options.run(options)
-    except SimError as error:
+    except (SimError, BuildError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

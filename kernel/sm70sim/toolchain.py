@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from .errors import SimError
+
 
 def _project():
     try:
@@ -51,5 +53,11 @@ def cache_dir() -> Path:
     """Where compiled translations are kept; entries are named by a hash of their content."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     path = Path(base) / "vllm-v100" / "sm70sim"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SimError(
+            f"the cache {path} cannot be made ({error.strerror}): set XDG_CACHE_HOME to a folder "
+            "that this user may write to"
+        ) from None
     return path

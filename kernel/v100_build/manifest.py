@@ -43,9 +43,10 @@ def read(release: Path) -> dict:
         manifest = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise BuildError(f"{path} is not JSON ({error})", "build the release again") from error
-    if manifest.get("schema") != SCHEMA:
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SCHEMA:
         raise BuildError(
-            f"{path} has schema {manifest.get('schema')!r}; this program reads {SCHEMA}",
+            f"{path} has schema {schema!r}; this program reads {SCHEMA}",
             "verify it with the checkout that built it",
         )
     return manifest

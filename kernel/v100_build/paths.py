@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from .errors import BuildError
+
 REPO = Path(__file__).resolve().parents[2]
 KERNEL = REPO / "kernel"
 REQUIREMENTS = REPO / "requirements"
@@ -16,10 +18,20 @@ BUILD = REPO / "build"
 
 
 def cache_dir() -> Path:
-    """The cache that all checkouts of one user share (``$XDG_CACHE_HOME/vllm-v100``)."""
+    """The cache that all checkouts of one user share (``$XDG_CACHE_HOME/vllm-v100``).
+
+    Raises:
+        BuildError: it cannot be made, or not be written to.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     path = Path(base) / "vllm-v100"
-    path.mkdir(parents=True, exist_ok=True)
+    remedy = "set XDG_CACHE_HOME to a folder that this user may write to, with 20 GB free"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"the cache {path} cannot be made: {error.strerror}", remedy) from None
+    if not os.access(path, os.W_OK):
+        raise BuildError(f"the cache {path} cannot be written to", remedy)
     return path
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from v100_patches import refresh as refreshing
 from v100_patches.apply import AppliedPatch, apply_series
@@ -138,19 +137,14 @@ def new(
 @app.command("list")
 def list_(series_dir: SeriesDir = SERIES_DIR) -> None:
     """List the patches with group, size, subject and upstream state."""
-    table = Table("group", "patch", "files", "+", "-", "subject", "upstream")
     for patch in load(series_dir).patches:
         ops = [op for diff in patch.files for hunk in diff.hunks for op, _ in hunk.ops]
-        table.add_row(
-            patch.group,
-            patch.name,
-            str(len(patch.files)),
-            str(ops.count("+")),
-            str(ops.count("-")),
-            patch.fields.get("Subject", ""),
-            patch.fields.get("Upstream", "").split("\n")[0],
-        )
-    out.print(table)
+        size = f"{len(patch.files)} files, +{ops.count('+')} -{ops.count('-')}"
+        # Lines and no table: other commands take the names, so nothing may be cut.
+        out.print(f"{patch.group:<5} {patch.name}  ({size})", markup=False)
+        out.print(f"      {patch.fields.get('Subject', '')}", markup=False)
+        upstream = patch.fields.get("Upstream", "").split("\n")[0]
+        out.print(f"      upstream: {upstream}", markup=False)
 
 
 def _write_stamp(tree: Path, flavour: str, applied: list[AppliedPatch]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from v100_patches.apply import anywhere, apply_patch
 from v100_patches.errors import PatchToolError
-from v100_patches.series import GROUPS, NAME, SEPARATOR, Patch, Series, load
+from v100_patches.series import GROUPS, NAME, NUMBERS, SEPARATOR, Patch, Series, load
 from v100_patches.trees import Overlay, Tree, encode
 from v100_patches.verify import LOCK, lock_text
 
@@ -32,6 +32,11 @@ def new(series: Series, name: str, group: str) -> Path:
     if not NAME.match(name):
         raise PatchToolError(
             f"'{name}' is not a patch file name", "use a name like 0042-what-it-does.patch"
+        )
+    if int(name[:4]) not in (numbers := NUMBERS[group]):
+        raise PatchToolError(
+            f"number {name[:4]} is not one of group {group}",
+            f"use {numbers[0]:04d} to {numbers[-1]:04d}, or another --group (docs/patches.md)",
         )
     path = series.directory / name
     if path.exists() or any(patch.name[:4] == name[:4] for patch in series.patches):

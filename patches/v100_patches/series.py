@@ -28,6 +28,8 @@ from v100_patches.errors import PatchToolError
 
 FLAVOURS = ("cuda", "cpu")
 GROUPS = ("core", *FLAVOURS)
+NUMBERS = {"core": range(1, 900), "cuda": range(100, 900), "cpu": range(900, 1000)}
+"""Numbers of each group's patches: files are ordered by number, and groups by this table."""
 FIELDS = ("Subject", "What", "Why", "Tests", "Upstream")
 NAME = re.compile(r"^(?P<number>\d{4})-[a-z0-9]+(-[a-z0-9]+)*\.patch$")
 SEPARATOR = "---"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from v100_patches.errors import PatchToolError
-from v100_patches.series import ROOT, Series
+from v100_patches.series import FLAVOURS, ROOT, Series
 
 BINARY_SUFFIXES = (".so", ".pyc", ".pyd", ".a", ".o")
 
@@ -136,6 +136,8 @@ def default_wheel_dir() -> Path:
 
 def open_wheel(series: Series, flavour: str, wheel_dir: Path) -> WheelFile:
     """The pinned wheel of a flavour; raises PatchToolError when it is absent or another one."""
+    if flavour not in series.wheels:
+        raise PatchToolError(f"unknown flavour '{flavour}'", f"use one of {', '.join(FLAVOURS)}")
     pin = series.wheels[flavour]
     path = wheel_dir / pin.file
     fetch = (

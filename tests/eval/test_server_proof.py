@@ -269,7 +269,7 @@ def allow(tree: Path, **over: object) -> None:
 
 
 def test_evidence_of_this_very_tree_stands(tree: Path) -> None:
-    assert verify.problems(tree / "evidence", tree) == []
+    assert verify.problems(tree / "evidence", tree, ["x"]) == []
 
 
 @pytest.mark.parametrize(
@@ -278,12 +278,12 @@ def test_evidence_of_this_very_tree_stands(tree: Path) -> None:
 )
 def test_a_changed_file_needs_a_reason_bound_to_its_content(tree: Path, name: str) -> None:
     (tree / name).write_text("changed")
-    (problem,) = verify.problems(tree / "evidence", tree)
+    (problem,) = verify.problems(tree / "evidence", tree, ["x"])
     assert "server-x.json" in problem and name in problem
     allow(tree, changed={name: hashlib.sha256(b"changed").hexdigest()})
-    assert verify.problems(tree / "evidence", tree) == []
+    assert verify.problems(tree / "evidence", tree, ["x"]) == []
     (tree / name).write_text("changed again")
-    problems = verify.problems(tree / "evidence", tree)
+    problems = verify.problems(tree / "evidence", tree, ["x"])
     assert len(problems) == 2 and "run the part again" in problems[0]
 
 
@@ -302,14 +302,16 @@ def test_a_claim_that_does_not_hold_needs_a_reason(tree: Path) -> None:
     evidence = json.loads(path.read_text())
     evidence["claims"][0]["holds"] = False
     path.write_text(json.dumps(evidence))
-    assert verify.problems(tree / "evidence", tree) == ["server-x.json: does not hold: it is right"]
+    assert verify.problems(tree / "evidence", tree, ["x"]) == [
+        "server-x.json: does not hold: it is right"
+    ]
     allow(tree, claim="it is right")
-    assert verify.problems(tree / "evidence", tree) == []
+    assert verify.problems(tree / "evidence", tree, ["x"]) == []
 
 
 def test_an_allowance_that_nothing_needs_is_an_error(tree: Path) -> None:
     allow(tree, claim="it is right")
-    (problem,) = verify.problems(tree / "evidence", tree)
+    (problem,) = verify.problems(tree / "evidence", tree, ["x"])
     assert "remove it" in problem
 
 
@@ -324,4 +326,14 @@ def test_an_allowance_that_nothing_needs_is_an_error(tree: Path) -> None:
 def test_unreadable_files_are_named(tree: Path, file: str, text: str, why: str) -> None:
     (tree / "evidence" / file).write_text(text)
     with pytest.raises(ValueError, match=re.escape(why)):
-        verify.problems(tree / "evidence", tree)
+        verify.problems(tree / "evidence", tree, ["x"])
+
+
+def test_a_part_without_evidence_needs_a_reason(tree: Path) -> None:
+    (problem,) = verify.problems(tree / "evidence", tree, ["x", "y"])
+    assert problem.startswith("server-y.json is missing")
+    allow(tree, evidence=["server-y.json"], missing=True)
+    assert verify.problems(tree / "evidence", tree, ["x", "y"]) == []
+    (unused,) = verify.problems(tree / "evidence", tree, ["x"])
+    assert "remove it" in unused
+    assert len(verify.problems(tree / "nowhere", tree)) == len(PARTS)

@@ -59,6 +59,14 @@ def test_two_folders_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     assert manifest.verify_files(other) == []
 
 
+@pytest.mark.parametrize("text", ["{", '{"schema": 99}', "[]"])
+def test_a_damaged_manifest_is_no_release_that_is_up_to_date(text: str, tmp_path: Path) -> None:
+    """A build then puts a sound one in its place."""
+    (tmp_path / manifest.MANIFEST).write_text(text)
+    assert not release.up_to_date(tmp_path, {}, {})
+    assert not release.up_to_date(tmp_path / "nowhere", {}, {})
+
+
 def test_second_build_changes_nothing(built: Path) -> None:
     before = {p.name: p.stat().st_mtime_ns for p in built.iterdir()}
     run = _build(built.parents[1], "build")

@@ -47,6 +47,17 @@ def test_corrupted_wheel_is_refused_and_kept(tiny: wheels.Pin) -> None:
     assert path.read_bytes() == damaged
 
 
+@pytest.mark.parametrize("place", ["a file", "no such device"])
+def test_a_cache_that_cannot_be_made_names_the_variable(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if place == "a file" else "/proc/x")
+    with pytest.raises(BuildError, match="cannot be made") as caught:
+        wheels.wheel_cache()
+    assert "XDG_CACHE_HOME" in caught.value.remedy
+
+
 def test_unpacks_only_what_is_asked_for(tiny: wheels.Pin) -> None:
     folder = wheels.unpacked("tiny", lambda m: not m.endswith(".so"), "python")
     assert [p.name for p in folder.rglob("*") if p.is_file()] == ["__init__.py"]

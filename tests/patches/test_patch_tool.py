@@ -7,8 +7,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
-from v100_patches import AppliedPatch, HunkError, PatchToolError, apply_series
+from v100_patches import AppliedPatch, HunkError, PatchToolError, apply_series, cli
 from v100_patches.cli import app, main
 from v100_patches.series import load
 
@@ -375,6 +376,31 @@ def test_list_shows_group_and_upstream(world: World) -> None:
     result = world.run("list")
     assert result.exit_code == 0
     assert "core" in result.output and "cpu" in result.output
+
+
+def test_list_never_cuts_the_names_that_other_commands_take(world: World, monkeypatch) -> None:
+    name = "0003-a-name-that-is-longer-than-what-a-narrow-terminal-leaves-for-it.patch"
+    assert world.run("new", name).exit_code == 0
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(cli, "out", Console(highlight=False, soft_wrap=True))
+    assert name in world.run("list").output
+
+
+@pytest.mark.parametrize(
+    ("number", "group"), [("0950", "core"), ("0042", "cuda"), ("0899", "cpu"), ("0000", "core")]
+)
+def test_new_keeps_to_the_numbers_of_the_group(world: World, number: str, group: str) -> None:
+    before = (world.series / "series").read_text()
+    result = world.run("new", f"{number}-x.patch", "--group", group)
+    assert f"number {number} is not one of group {group}" in str(result.exception)
+    assert (world.series / "series").read_text() == before
+
+
+@pytest.mark.parametrize("command", [["verify"], ["apply", "t", "--unpack"]])
+def test_an_unknown_flavour_is_named(world: World, command: list[str]) -> None:
+    world.run("refresh")
+    result = world.run(*command, "--flavour", "rocm")
+    assert "unknown flavour 'rocm'" in str(result.exception)
 
 
 def test_errors_go_to_stderr_with_exit_status_1(world: World, capsys, monkeypatch) -> None:

@@ -38,12 +38,22 @@ def test_time_prints_cycles_bytes_and_what_waits(cubin, capsys):
         (("--set", "l9_latency=1"), "no parameter l9_latency"),
         (("--arg", "i32:1"), "takes 3 arguments, 4 given"),
         (("--arg", "what:1"), "argument not understood: what:1"),
+        (("--arg", "i32:many"), "argument not understood: i32:many"),
+        (("--arg", "file:/nowhere"), "No such file or directory: '/nowhere'"),
+        (("--set", "l2_latency"), "expected PARAMETER=NUMBER"),
     ],
 )
 def test_errors_are_one_line(cubin, capsys, more, why):
     assert run(cubin, *more) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and why in err and err.count("\n") == 1
+
+
+def test_a_cubin_that_is_not_there_and_a_check_that_is_none(capsys):
+    assert main(["time", "/nowhere.cubin", "k"]) == 1
+    assert "/nowhere.cubin" in capsys.readouterr().err
+    assert main(["validate", "--only", "no such check"]) == 1
+    assert "no check has 'no such check' in its name" in capsys.readouterr().err
 
 
 def test_model_refuses_unknown_cases(capsys, tmp_path):
