@@ -23,9 +23,9 @@ from v100_gate import evidence as stored
 from v100_gate import report as reports
 from v100_gate import verdict as verdicts
 from v100_gate import waivers as waiver_files
-from v100_gate.errors import GateError, ProfileError
+from v100_gate.errors import GateError, ProfileError, ServiceError
 from v100_gate.progress import Reporter
-from v100_gate.runner import Run
+from v100_gate.runner import Run, refuse_taken
 from v100_gate.schema import Arms, Hygiene, Profile, UrlArm, Waiver, read_yaml
 
 app = typer.Typer(
@@ -169,16 +169,16 @@ def run(
         site = one_service(url, model, api_key_file) if arms is None else read_yaml(arms, Arms)
         # A wrong waiver file must not cost an hour of measurement.
         accept(waivers, plan)
-        failure: GateError | None = None
+        measuring = Run(results, plan, site, Reporter(console))
         try:
-            finish(Run(results, plan, site, Reporter(console)).execute(resume))
+            finish(measuring.execute(resume))
         except GateError as error:
-            failure = error
-        if failure is not None:
-            say(failure)
-            if any(results.glob("arms/*/start-*/waves/*.json")):
+            # What this process put on record is judged; so is a service that failed beside what
+            # an earlier one measured. A mere refusal must not pass judgement on somebody's run.
+            kept = any(results.glob("arms/*/start-*/waves/*.json"))
+            if measuring.recorded or (kept and isinstance(error, ServiceError)):
                 judge(stored.load(results), waivers, results)
-            raise typer.Exit(failure.exit_code)
+            raise
         verdict = judge(stored.load(results), waivers, results)
     except GateError as error:
         say(error)
@@ -291,6 +291,8 @@ def demo(
 
     reporter = Reporter(console)
     try:
+        if results is not None:
+            refuse_taken(results)  # before it is built for, and its arms file written over
         plan = read_yaml(demonstration.PROFILE, Profile)
         plan.schedule.starts_per_arm = starts
         site = demonstration.prepare(reporter)

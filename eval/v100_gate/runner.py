@@ -61,6 +61,14 @@ def schedule(profile: Profile, arms: Arms) -> list[tuple[str, int]]:
     return order + [(name, 1) for name in profile.schedule.controls]
 
 
+def refuse_taken(root: Path) -> None:
+    """Raises: RefusedError when a folder holds a run."""
+    if (root / "run.json").exists():
+        raise RefusedError(
+            f"{root} holds a run already; continue it with --resume, or name another folder"
+        )
+
+
 def quality_parts(profile: Profile) -> dict[str, str]:
     """The quality waves of a profile: name of the wave -> its list in the retrieval fixture."""
     if profile.retrieval is None:
@@ -88,6 +96,8 @@ class Run:
         self.wall = wall
         self.monotonic = monotonic
         self.service: services.Service | None = None
+        self.recorded = 0
+        """Waves that this process has put on record."""
 
     # ---------------------------------------------------------------- whole run
 
@@ -95,18 +105,16 @@ class Run:
         """Measure everything that is not there yet.
 
         Raises: GateError (and subclasses) when the run cannot go on. What was measured is on
-        disk, and run.json says how the run ended.
+        disk, and run.json says how the run ended; a run that is refused beforehand leaves no
+        trace.
         """
         kv.refuse_impossible(
             self.profile, self.profile.service.kv_budget_tokens, "the profile's kv_budget_tokens"
         )
         sessions = schedule(self.profile, self.arms)
+        if not resume:
+            refuse_taken(self.store.root)
         existing = self.store.read_json("run.json")
-        if existing and not resume:
-            raise RefusedError(
-                f"{self.store.root} holds a run already; continue it with --resume, or name "
-                "another folder"
-            )
         if existing:
             self._check_same(existing)
         # A foreign tree in the last arm must not cost the hours before it.
@@ -514,6 +522,7 @@ class Run:
             record.log_range = (log_from, len(text))
             record.compile_events = servicelog.compile_lines(text[log_from:].splitlines())
         judge_wave(record, self.profile.limits)
+        self.recorded += 1
         self.store.write_json(f"{base}/waves/{name}.json", record)
         self.reporter.done(f"{arm} start {number}: {describe(record)}")
         if interrupted is not None:

@@ -648,6 +648,39 @@ def test_a_run_is_not_continued_with_another_profile(tmp_path: Path) -> None:
         run(tmp_path, other, site, resume=True)
 
 
+def test_a_refused_run_touches_nothing_of_the_run_that_is_there(tmp_path: Path) -> None:
+    """Another run's verdict must stay as it is, and must not be the last word about this one."""
+    site = arms(tmp_path, candidate={})
+    assert cli_run(tmp_path, short(), site).returncode == 0
+
+    def state() -> dict[Path, int]:
+        folder = tmp_path / "run"
+        return {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+
+    before = state()
+    other = short(sampling={"temperature": 0.5})
+    foreign = arms(tmp_path, candidate={}, control={})
+    for plan, arms_file, more, words in (
+        (short(), site, (), "holds a run already"),
+        (other, site, ("--resume",), "changed: sampling"),
+        (short(), foreign, ("--resume",), "changed: control: added"),
+    ):
+        done = cli_run(tmp_path, plan, arms_file, *more)
+        assert done.returncode == 3, done.stdout
+        assert words in done.stdout
+        assert "verdict" not in done.stdout
+        assert state() == before
+
+
+def test_a_service_that_fails_in_a_continued_run_is_judged(tmp_path: Path) -> None:
+    """It measured nothing, and the verdict of the first attempt no longer stands."""
+    plan = short(waves=[ONE_WAVE[0] | {"repeats": 2}], checks={"service-errors": {}})
+    assert cli_run(tmp_path, plan, arms(tmp_path, candidate={"refuse": {"1": 500}})).returncode == 0
+    done = cli_run(tmp_path, plan, arms(tmp_path, candidate={"fail_start": "no"}), "--resume")
+    assert done.returncode == 4, done.stdout
+    assert json.loads((tmp_path / "run" / "verdict.json").read_text())["verdict"] == "fail"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
