@@ -186,18 +186,18 @@ def test_driver_versions_compare_as_numbers() -> None:
 
 def test_ray_commands_join_the_head() -> None:
     environment = {
-        "V100_RAY_INSTANCE": "qwen-a",
-        "V100_RAY_HEAD": "192.0.2.11:6379",
-        "V100_RAY_ADDRESS": "192.0.2.12",
+        "V100_RAY_VENV": "/opt/vllm-v100/venvs/1.0-abc-cuda",
+        "RAY_ADDRESS": "192.0.2.11:6379",
+        "VLLM_HOST_IP": "192.0.2.12",
         "CUDA_VISIBLE_DEVICES": "0,1,2,3",
     }
     command = program("v100-ray").command
     assert {"--head", "--port=6379", "--num-gpus=4"} <= set(command("head", environment))
     worker = command("worker", environment)
-    assert worker[0] == "/opt/vllm-v100/instances/qwen-a/current/venv/bin/ray"
+    assert worker[0] == "/opt/vllm-v100/venvs/1.0-abc-cuda/bin/ray"
     assert "--address=192.0.2.11:6379" in worker
     with pytest.raises(ValueError, match="is not HOST:PORT"):
-        command("worker", environment | {"V100_RAY_HEAD": "192.0.2.11"})
+        command("worker", environment | {"RAY_ADDRESS": "192.0.2.11"})
 
 
 def test_check_that_cannot_look_is_a_fault(

@@ -32,15 +32,16 @@ def start_again(hosts: Hosts, node: int = 2) -> None:
 
 
 def refused_start(hosts: Hosts, words: str) -> None:
-    """A restart is refused with these words and status 78, and is not tried again."""
+    """A restart is refused with these words and status 78, and is not tried again.
+
+    A unit that systemd is going to restart is `activating`, not `failed`.
+    """
     hosts.ssh(2, f"systemctl reset-failed {ENGINE}; systemctl restart {ENGINE}", check=False)
     unit = hosts.unit(2, ENGINE, "ActiveState", "ExecMainStatus", "NRestarts")
     assert unit == {"ActiveState": "failed", "ExecMainStatus": "78", "NRestarts": "0"}
     log = hosts.ssh(2, f"journalctl -u {ENGINE} -o cat -n 40 --no-pager")
     assert words in log, log
     assert "To mend:" in log
-    time.sleep(2.5)  # RestartSec is 1 s here
-    assert state(hosts) == "failed"
 
 
 @contextlib.contextmanager
