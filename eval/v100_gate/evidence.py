@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from v100_gate import RESULT_SCHEMA, metrics
 from v100_gate.errors import GateError, ProfileError
-from v100_gate.schema import Arms, Profile, changed_arms
+from v100_gate.schema import PAIR, Arms, Profile, changed_arms
 from v100_gate.traces import WaveRecord
 
 
@@ -237,6 +237,9 @@ def prompts_of(arm: ArmEvidence) -> dict[str, set[str | None]]:
 def side_by_side(control: Evidence, control_arm: str, candidate: Evidence, arm: str) -> Evidence:
     """Two arms of two stored runs as control and candidate.
 
+    The further controls (the token oracle, a smaller depth) come along from the control's run,
+    or from the candidate's where that one has none. An arm is not its own further control.
+
     Raises: GateError when the runs measured different things: other profiles, or the same
         profile with prompts of another text or tokenizer.
     """
@@ -246,20 +249,36 @@ def side_by_side(control: Evidence, control_arm: str, candidate: Evidence, arm: 
                 f"{control.root} and {candidate.root} cannot be compared: their profiles differ "
                 f"in `{field_name}`"
             )
-    for run, name in ((control, control_arm), (candidate, arm)):
+    taken = {"control": (control, control_arm), "candidate": (candidate, arm)}
+    for run, name in taken.values():
         if name not in run.arms or not run.arms[name].starts:
-            raise GateError(f"{run.root}: no measurements of arm {name!r}")
-    arms = {"control": control.arms[control_arm], "candidate": candidate.arms[arm]}
-    theirs, ours = prompts_of(arms["control"]), prompts_of(arms["candidate"])
-    for wave in sorted(theirs.keys() & ours.keys()):
-        if theirs[wave] != ours[wave]:
             raise GateError(
-                f"{control.root} and {candidate.root} cannot be compared: their prompts of "
-                f"{wave} differ (another tokenizer, or another version of the text); measure both "
-                "arms in one run"
+                f"{run.root}: no measurements of arm {name!r}, only of "
+                f"{', '.join(other for other, found in run.arms.items() if found.starts)}"
             )
-    sources = {
-        "control": f"{control.root.name}:{control_arm}",
-        "candidate": f"{candidate.root.name}:{arm}",
-    }
-    return Evidence(candidate.root, candidate.profile, arms, candidate.site, candidate.run, sources)
+    for run in (control, candidate):
+        for name, found in run.arms.items():
+            itself = run.root == candidate.root and name == arm
+            if name not in PAIR and found.starts and not itself:
+                taken.setdefault(name, (run, name))
+    # In its new place an arm goes by the name of the place.
+    arms = {place: replace(run.arms[name], name=place) for place, (run, name) in taken.items()}
+    ours = prompts_of(arms["candidate"])
+    for place, (run, _) in taken.items():
+        theirs = prompts_of(arms[place])
+        for wave in sorted(theirs.keys() & ours.keys()):
+            if theirs[wave] != ours[wave]:
+                raise GateError(
+                    f"{run.root} and {candidate.root} cannot be compared: their prompts of "
+                    f"{wave} differ (another tokenizer, or another version of the text); measure "
+                    "both arms in one run"
+                )
+    site = {place: run.site.arms[name] for place, (run, name) in taken.items()}
+    return Evidence(
+        candidate.root,
+        candidate.profile,
+        arms,
+        candidate.site.model_copy(update={"arms": site}),
+        candidate.run,
+        {place: f"{run.root.name}:{name}" for place, (run, name) in taken.items()},
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jinja2
@@ -118,15 +119,20 @@ def _distributions(evidence: Evidence) -> list[str]:
     return [svg for svg in drawings if svg]
 
 
-def _files(root: Path) -> list[dict]:
-    """Raw files of a run for the list of links, grouped by folder."""
+def _files(root: Path, page: Path) -> list[dict]:
+    """Raw files of a run for the list of links, grouped by folder; links start at `page`, the
+    folder of the page."""
     groups: dict[str, list[dict]] = {}
     for path in sorted(root.rglob("*")):
         if not path.is_file() or path.name.startswith("."):
             continue
         relative = path.relative_to(root)
         groups.setdefault(relative.parent.as_posix(), []).append(
-            {"href": relative.as_posix(), "name": relative.name, "bytes": path.stat().st_size}
+            {
+                "href": Path(os.path.relpath(path, page)).as_posix(),
+                "name": relative.name,
+                "bytes": path.stat().st_size,
+            }
         )
     return [{"folder": folder, "files": files} for folder, files in groups.items()]
 
@@ -177,8 +183,9 @@ def _invalid(evidence: Evidence) -> list[dict]:
     ]
 
 
-def html(evidence: Evidence, verdict: dict, comparison: dict) -> str:
-    """The page. Deterministic for the same inputs, apart from the time the verdict was given."""
+def html(evidence: Evidence, verdict: dict, comparison: dict, folder: Path | None = None) -> str:
+    """The page, for `folder` (None: the run's). Deterministic for the same inputs, apart from the
+    time the verdict was given."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("v100_gate", "templates"),
         autoescape=True,
@@ -212,7 +219,7 @@ def html(evidence: Evidence, verdict: dict, comparison: dict) -> str:
             for record in start.waves
             for note in record.notes
         ],
-        files=_files(evidence.root),
+        files=_files(evidence.root, folder or evidence.root),
         profile=evidence.profile,
         run=evidence.run,
         markdown=markdown(verdict, comparison),
@@ -228,5 +235,5 @@ def write(evidence: Evidence, verdict: dict, comparison: dict, folder: Path) -> 
         (folder / f"{name}.json").write_text(text + "\n")
     (folder / "report.md").write_text(markdown(verdict, comparison))
     page = folder / "report.html"
-    page.write_text(html(evidence, verdict, comparison))
+    page.write_text(html(evidence, verdict, comparison, folder))
     return page

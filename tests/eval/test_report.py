@@ -226,7 +226,76 @@ def test_commands_work_on_stored_runs_alone(finished: Evidence, tmp_path: Path) 
     )
     assert done.returncode == 1, done.stdout
     sources = json.loads((tmp_path / "verdict.json").read_text())["sources"]
-    assert sources == {"control": "run:control", "candidate": "run:candidate"}
+    assert sources == {
+        "control": "run:control",
+        "candidate": "run:candidate",
+        "no-spec": "run:no-spec",
+    }
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text())
+    targets = [link for link in page.links if not link.startswith("#")]
+    assert any(link.endswith("/run.json") for link in targets)
+    assert all((tmp_path / link).is_file() for link in targets)
+
+
+ORACLE = {"complete": {}, "greedy-oracle": {}, "prefix-hits": {}, "c1-exact": {}}
+
+
+@pytest.fixture(scope="module")
+def with_oracle(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """A run that passes with the help of its arm without speculation."""
+    folder = tmp_path_factory.mktemp("oracle")
+    plan = profile(schedule={"starts_per_arm": 1, "controls": ["no-spec"]}, checks=ORACLE)
+    site = arms(folder, control={}, candidate={}, **{"no-spec": {"draft_tokens": 0}})
+    site.arms["no-spec"].draft_tokens = 0
+    return run(folder, plan, site)
+
+
+@pytest.mark.parametrize("control", ["control", "candidate", "no-spec"])
+def test_a_comparison_keeps_the_further_controls(with_oracle: Evidence, control: str) -> None:
+    joined = evidence.side_by_side(with_oracle, control, with_oracle, "candidate")
+    judged = verdict.judge(joined, {})
+    assert judged["verdict"] == "pass", judged["blocking"]
+    assert judged["sources"]["no-spec"] == "run:no-spec"
+
+
+def test_the_further_controls_come_from_the_controls_run_or_else_the_candidates(
+    with_oracle: Evidence, tmp_path: Path
+) -> None:
+    plan = profile(checks=ORACLE)
+    bare = run(tmp_path / "bare", plan, arms(tmp_path, candidate={}))
+    for sides in ((with_oracle, "control", bare), (bare, "candidate", with_oracle)):
+        joined = evidence.side_by_side(*sides, "candidate")
+        assert verdict.judge(joined, {})["verdict"] == "pass"
+        assert joined.arms["no-spec"].starts == with_oracle.arms["no-spec"].starts
+
+
+def test_a_further_control_can_be_the_candidate_but_not_its_own_oracle(
+    with_oracle: Evidence,
+) -> None:
+    joined = evidence.side_by_side(with_oracle, "control", with_oracle, "no-spec")
+    rows = {row["check"]: row for row in verdict.judge(joined, {})["checks"]}
+    assert rows["greedy-oracle"]["status"] == "not-run"
+    assert rows["prefix-hits"]["status"] == "pass"
+    assert rows["c1-exact"]["status"] == "pass"
+    assert joined.candidate.title == "stand-in no-spec"
+
+
+def test_a_candidate_is_judged_by_its_own_figures_whatever_its_arm_was_called() -> None:
+    """Both sides were called `candidate`, and one must not stand in for the other."""
+    plan = profile(checks={"prefix-hits": {}}, waves=[profile().waves[0].model_dump()])
+    warm, cold = (
+        put_together(plan, candidate=[start(wave(counters={"prefix_hits": hits}))])
+        for hits in (200.0, 100.0)
+    )
+    joined = evidence.side_by_side(warm, "candidate", cold, "candidate")
+    (row,) = verdict.judge(joined, {})["checks"]
+    assert (row["status"], row["summary"]) == ("fail", "C1: 100 tokens hit, the control 200")
+
+
+def test_an_arm_that_was_not_measured_is_named_with_those_that_were(with_oracle: Evidence) -> None:
+    with pytest.raises(GateError, match=r"arm 'shallow', only of control, candidate, no-spec"):
+        evidence.side_by_side(with_oracle, "shallow", with_oracle, "candidate")
 
 
 def test_memory_is_attributed_after_the_gate_found_the_difference(tmp_path: Path) -> None:
