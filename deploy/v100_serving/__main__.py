@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
 from v100_serving.bundle import BundleError, bundle
-from v100_serving.doctor import ConfigError, diagnose, read_config, read_library
+from v100_serving.doctor import diagnose, read_library
 from v100_serving.launch import LaunchError, launch_plan
 from v100_serving.memory import CARDS_GIB, ImpossibleProfile, plan_memory
+from v100_serving.model_config import ConfigError, read_config
 from v100_serving.profiles import Profile, ProfileError, load_profile
 
 
@@ -21,11 +23,14 @@ def _card(text: str) -> float:
     if text in CARDS_GIB:
         return CARDS_GIB[text]
     try:
-        return float(text)
+        gib = float(text)
     except ValueError:
+        gib = math.nan
+    if not (math.isfinite(gib) and gib > 0):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither GiB nor one of {', '.join(CARDS_GIB)}"
-        ) from None
+            f"{text!r} is neither a number of GiB above 0 nor one of {', '.join(CARDS_GIB)}"
+        )
+    return gib
 
 
 def _gpus(text: str) -> list[int]:

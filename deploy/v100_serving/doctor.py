@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,20 @@ from types import ModuleType
 from typing import Any
 
 from v100_serving.memory import CARDS_GIB, ImpossibleProfile, plan_memory
+from v100_serving.model_config import (
+    FULL,
+    GDN,
+    NO_ATTENTION,
+    SERVED,
+    SLIDING,
+    ConfigError,
+    ModelConfig,
+    geometry_of,
+    layer_kinds,
+    ruled_out,
+)
 from v100_serving.pages import kv_pages
-from v100_serving.profiles import Gdn, Geometry, Profile
+from v100_serving.profiles import Geometry, Profile
 
 CAPABILITY = 70
 
@@ -47,6 +59,7 @@ RUNS_INSTEAD = (
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "plamo2", "glm4")
 """Model types that vLLM refuses in float16; SM70 has nothing else for them."""
 
+EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 REFUSED_FIELDS = {
     "attn_logit_softcapping": "a soft cap on attention logits",
@@ -54,10 +67,6 @@ REFUSED_FIELDS = {
     "attention_chunk_size": "attention in chunks",
 }
 """Fields of config.json that, when set, ask for what no SM70 kernel does."""
-
-
-class ConfigError(ValueError):
-    """A config.json that cannot be read, or lacks what attention is decided by."""
 
 
 @dataclass(frozen=True)
@@ -162,12 +171,18 @@ def read_library(path: Path) -> Any:
     Raises:
         ConfigError: it does not load, is not ours, or a service would refuse it at its start.
     """
+    path = path.resolve()
     wrapper = load_wrapper()
     checks = importlib.import_module(f"{wrapper.__name__}.library")
     try:
         info = wrapper.read_info(path)
         checks.check_info(info, checks.expected_source_hash())
     except wrapper.LibraryError as error:
+        if "libtorch" in str(error) and importlib.util.find_spec("torch") is None:
+            raise ConfigError(
+                f"{path} needs PyTorch's libraries, and this Python ({sys.executable}) has no "
+                f"PyTorch, which says nothing about the library: {_with_torch()}"
+            ) from error
         raise ConfigError(str(error)) from error
     return load_dispatch().Library(
         abi=info.abi,
@@ -175,6 +190,18 @@ def read_library(path: Path) -> Any:
         kernels=info.kernels,
         long_batch_capacity=info.long_batch_capacity,
         source_sha256=info.source_sha256,
+    )
+
+
+def _with_torch() -> str:
+    """Which interpreter has the PyTorch of a release."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vllm-v100")
+    here = sorted(mark.parent for mark in cache.glob("serve-cpu-*/complete"))
+    return (
+        "run the doctor with the release's environment (on a node "
+        "/opt/vllm-v100/instances/INSTANCE/current/venv/bin/python), or in a checkout with the "
+        f"serving environment ({here[-1] if here else cache / 'serve-cpu-*'}/bin/python"
+        + (")" if here else ", which `make demo` makes)")
     )
 
 
@@ -195,94 +222,18 @@ def release_library() -> Any:
     )
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The text model's configuration, with ``quantization_config`` of the whole checkpoint.
-
-    Args:
-        path: a config.json, or the folder that holds one.
-    Raises:
-        ConfigError: unreadable, or no JSON object.
-    """
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(whole, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    text = {**whole, **whole.get("text_config", {})}
-    text["has_vision"] = "vision_config" in whole
-    text["architectures"] = whole.get("architectures") or ["unknown architecture"]
-    return text
-
-
-def _need(config: Mapping[str, Any], *names: str) -> int:
-    for name in names:
-        if isinstance(config.get(name), int):
-            return config[name]
-    raise ConfigError(f"config.json has no {' or '.join(names)}")
-
-
-def layer_types(config: Mapping[str, Any]) -> list[str]:
-    """The kind of every layer: full_attention, sliding_attention or linear_attention."""
-    if types := config.get("layer_types"):
-        return list(types)
-    layers = _need(config, "num_hidden_layers")
-    if "linear_num_key_heads" in config:
-        every = int(config.get("full_attention_interval", 4))
-        return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
-    window = config.get("sliding_window") and config.get("use_sliding_window", True)
-    return ["sliding_attention" if window else "full_attention"] * layers
-
-
-def geometry_of(config: Mapping[str, Any], profile: Profile) -> Geometry:
-    """The model's geometry as profiles state it. GDN's dtypes are the profile's where it has any.
-
-    Raises:
-        ConfigError: a field that decides attention is missing.
-    """
-    types = layer_types(config)
-    heads = _need(config, "num_attention_heads")
-    hidden = _need(config, "hidden_size")
-    gdn = None
-    if "linear_attention" in types:
-        stated = profile.model.geometry.gdn
-        gdn = Gdn(
-            layers=types.count("linear_attention"),
-            key_heads=_need(config, "linear_num_key_heads"),
-            value_heads=_need(config, "linear_num_value_heads"),
-            key_dim=_need(config, "linear_key_head_dim"),
-            value_dim=_need(config, "linear_value_head_dim"),
-            conv_kernel=_need(config, "linear_conv_kernel_dim"),
-            conv_dtype=stated.conv_dtype if stated else "half",
-            state_dtype=stated.state_dtype if stated else "float32",
-        )
-    speculative = profile.engine.speculative
-    mtp = int(config.get("mtp_num_hidden_layers") or config.get("num_nextn_predict_layers") or 0)
-    return Geometry(
-        hidden_size=hidden,
-        full_attention_layers=max(1, len(types) - types.count("linear_attention")),
-        draft_attention_layers=mtp if speculative and speculative.method == "mtp" else 0,
-        query_heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        max_position=_need(config, "max_position_embeddings", "max_seq_len", "n_positions"),
-        gdn=gdn,
-    )
-
-
-def _weights(config: Mapping[str, Any], found: Diagnosis) -> None:
+def _weights(config: ModelConfig, found: Diagnosis) -> None:
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "unstated").split(".")[-1]
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    model_type = str(config.get("model_type", ""))
-    if model_type in NO_FLOAT16:
+    quantization = config.object("quantization_config") or config.object("compression_config")
+    refused = [t for t in config.model_types if t in NO_FLOAT16]
+    if refused:
         found.problems.append(
-            f"vLLM does not run {model_type} in float16 (it overflows), and SM70 has no bfloat16 "
+            f"vLLM does not run {refused[-1]} in float16 (it overflows), and SM70 has no bfloat16 "
             "and no float32 attention: use another model on these cards"
         )
     if not quantization:
-        found.weights = f"{dtype}, not quantised; runs in float16"
-        if dtype == "bfloat16":
+        found.weights = f"{dtype}, not quantised" + ("" if refused else "; runs in float16")
+        if dtype == "bfloat16" and not refused:
             found.notes.append(
                 "bfloat16 weights are cast to float16 (--dtype half): values beyond 65,504 would "
                 "overflow, so gate the quality once"
@@ -293,6 +244,10 @@ def _weights(config: Mapping[str, Any], found: Diagnosis) -> None:
     if method == "modelopt" and "FP4" in algorithm:
         method = "modelopt_fp4"
     groups = quantization.get("config_groups") or {}
+    if not (isinstance(groups, dict) and all(isinstance(g, dict) for g in groups.values())):
+        raise ConfigError(
+            f"{config.source}: quantization_config's config_groups is no object of objects"
+        )
     inside = sorted({str(g.get("format") or quantization.get("format")) for g in groups.values()})
     detail = algorithm or ", ".join(inside) or str(quantization.get("bits", ""))
     if method == "compressed_tensors" and not groups:
@@ -307,11 +262,31 @@ def _weights(config: Mapping[str, Any], found: Diagnosis) -> None:
         )
 
 
+def _refused_layers(config: ModelConfig, kinds: list[str], found: Diagnosis) -> bool:
+    """Whether there is a kind of layer that is not known; says what no SM70 kernel does."""
+    known = (FULL, SLIDING, GDN, NO_ATTENTION)
+    strange = {kind: kinds.count(kind) for kind in kinds if kind not in known}
+    for kind, count in strange.items():
+        found.layers.append(LayerType(kind, count, ("refused",)))
+        found.problems.append(f"{count} of {len(kinds)} layers are of type {kind}: {SERVED}")
+    if count := kinds.count(SLIDING):
+        found.layers.append(LayerType("sliding-window attention", count, ("refused",)))
+        found.problems.append(
+            f"{count} layers have a sliding window of {config.get('sliding_window')} tokens, and "
+            "SM70_ATTN has none: with --kv-cache-dtype auto, --attention-backend TRITON_ATTN runs "
+            "them, slowly"
+        )
+    for name, what in REFUSED_FIELDS.items():
+        if config.get(name):
+            found.problems.append(f"{what} has no SM70 kernel")
+    return bool(strange)
+
+
 def _routes(
-    config: Mapping[str, Any], profile: Profile, geometry: Geometry, library: Any, found: Diagnosis
+    config: ModelConfig, profile: Profile, geometry: Geometry, library: Any, found: Diagnosis
 ) -> None:
     d = load_dispatch()
-    engine, tp, types = profile.engine, profile.engine.tensor_parallel, layer_types(config)
+    engine, tp, kinds = profile.engine, profile.engine.tensor_parallel, layer_kinds(config)
     kv = {"auto": "fp16"}.get(engine.kv_cache_dtype, engine.kv_cache_dtype)
     layer = d.Geometry(
         q_heads=geometry.query_heads // tp,
@@ -323,22 +298,8 @@ def _routes(
     disabled = d.disabled_routes(engine.environment)
     shape = f"{layer.q_heads} query / {layer.kv_heads} KV heads x {layer.head_dim}, {kv} KV"
 
-    if config.get("kv_lora_rank"):
-        found.problems.append("multi-head latent attention (MLA) has no SM70 kernel")
-        return
-    if count := types.count("sliding_attention"):
-        found.layers.append(LayerType("sliding-window attention", count, ("refused",)))
-        found.problems.append(
-            f"{count} layers have a sliding window of {config.get('sliding_window')} tokens, and "
-            "SM70_ATTN has none: with --kv-cache-dtype auto, --attention-backend TRITON_ATTN runs "
-            "them, slowly"
-        )
-    for name, what in REFUSED_FIELDS.items():
-        if config.get(name):
-            found.problems.append(f"{what} has no SM70 kernel")
-
     why = d.refusal(layer, library, CAPABILITY, disabled)
-    full = types.count("full_attention")
+    full = kinds.count(FULL)
     if full and why:
         found.layers.append(LayerType(f"full attention ({shape})", full, ("refused",)))
         found.problems.append(f"attention: {why}")
@@ -363,11 +324,11 @@ def _routes(
                 ("prefill: vLLM's Triton (FLA) kernels", "decode: Triton, fused recurrent"),
             )
         )
-    if config.get("num_experts") or config.get("num_local_experts"):
+    if any(config.get(name) for name in EXPERTS):
         found.layers.append(
-            LayerType("mixture of experts", len(types), ("vLLM's Triton fused_moe in float16",))
+            LayerType("mixture of experts", len(kinds), ("vLLM's Triton fused_moe in float16",))
         )
-    if config["has_vision"] and "--language-model-only" not in engine.extra_args:
+    if config.has_vision and "--language-model-only" not in engine.extra_args:
         found.notes.append(
             "the vision tower attends through torch's SDPA; --language-model-only leaves it out"
         )
@@ -433,11 +394,11 @@ def _cards(profile: Profile, found: Diagnosis, cards: Iterable[str | float]) -> 
         found.problems += reasons
 
 
-def _compiled(geometry: Geometry, config: Mapping[str, Any], found: Diagnosis) -> None:
+def _compiled(geometry: Geometry, config: ModelConfig, found: Diagnosis) -> None:
     triton = ["sampling and rejection", "rotary and norm fusions (Inductor)"]
     if geometry.gdn:
         triton.insert(0, "gated delta net, with autotuning of its prefill kernels")
-    if config.get("num_experts") or config.get("num_local_experts"):
+    if any(config.get(name) for name in EXPERTS):
         triton.append("fused_moe")
     found.compiled += [
         "by Inductor (torch.compile), at the first start for a model: minutes, then cached",
@@ -456,7 +417,7 @@ def _compiled(geometry: Geometry, config: Mapping[str, Any], found: Diagnosis) -
 
 
 def diagnose(
-    config: Mapping[str, Any],
+    config: ModelConfig,
     profile: Profile,
     cards: Iterable[str | float] = tuple(CARDS_GIB),
     library: Any = None,
@@ -464,14 +425,30 @@ def diagnose(
     """What `config` does on V100 under `profile`.
 
     Args:
-        config: from `read_config`.
+        config: from `model_config.read_config`.
         cards: names of `CARDS_GIB`, or GiB.
         library: what the extension reports; None for a complete release's.
     Raises:
-        ConfigError: config.json lacks a field that decides attention.
+        ConfigError: the file lacks or garbles a field that decides attention, and nothing else
+            rules the model out.
     """
-    found = Diagnosis(model=", ".join(config["architectures"]), profile=profile.name)
-    geometry = geometry_of(config, profile)
+    model_name = ", ".join(config.architectures) or "unknown architecture"
+    found = Diagnosis(model=model_name, profile=profile.name)
+    _weights(config, found)
+    # The model's type comes first: files that leave their head counts out are refused for what
+    # they are, and routes and pages of a foreign kind of model would be made up.
+    found.problems += (foreign := ruled_out(config))
+    if foreign:
+        return found
+    try:
+        if _refused_layers(config, layer_kinds(config), found):
+            return found
+        geometry = geometry_of(config, profile)
+    except ConfigError as error:
+        if not found.problems:
+            raise
+        found.notes.append(f"no routes, pages and budgets: {error}")
+        return found
     stated = profile.model.geometry
     differs = [
         f"{name} {getattr(stated, name)} (model {getattr(geometry, name)})"
@@ -486,7 +463,6 @@ def diagnose(
     model = profile.model.model_copy(update={"geometry": geometry})
     profile = profile.model_copy(update={"model": model})
 
-    _weights(config, found)
     _routes(config, profile, geometry, library or release_library(), found)
     try:
         plan_memory(profile, max(CARDS_GIB.values()) * 64)  # the shapes alone
