@@ -60,8 +60,11 @@ def _doctor(options: argparse.Namespace) -> int:
 def _describe(profile: Profile, card_gib: float | None) -> str:
     plan = plan_memory(profile, card_gib)
     pages = plan.pages
-    lines = [
-        f"{profile.name}: {profile.ranks} rank(s), KV {profile.engine.kv_cache_dtype}",
+    lines = [f"{profile.name}: {profile.ranks} rank(s), KV {profile.engine.kv_cache_dtype}"]
+    if profile.hardware.accelerator == "v100":
+        smallest = " (the profile's min_card_gib; --card names another)"
+        lines.append(f"  card           {plan.card_gib:.2f} GiB{'' if card_gib else smallest}")
+    lines += [
         f"  page           {pages.block_tokens} tokens, {pages.page_bytes} bytes "
         f"(GDN state {pages.state_bytes})",
         f"  block          {pages.layers_per_group} pages = {pages.block_bytes} bytes; "

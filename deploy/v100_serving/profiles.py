@@ -20,7 +20,7 @@ KV_DTYPE_BYTES = {"fp8_e4m3": 1, "fp8_e5m2": 1}
 """Bytes of one element of a quantized KV cache; ``auto`` follows the model's dtype."""
 
 PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ProfileError(ValueError):

@@ -20,6 +20,7 @@ from v100_serving.__main__ import main
 from v100_serving.launch import LaunchError, launch_plan
 
 PROFILES = Path(__file__).parents[2] / "deploy" / "profiles"
+CAPACITY = Path(__file__).parents[2] / "docs" / "capacity.md"
 REFERENCE = PROFILES / "qwen3.8-27b-tp4.yaml"
 
 
@@ -85,6 +86,64 @@ def test_groups_of_the_reference_model() -> None:
     assert pages.blocks(262144) == 160 + 3 * 9
 
 
+def page_rows(heading: str) -> list[list[str]]:
+    """The cells of the rows of the table in that section of docs/capacity.md."""
+    section = CAPACITY.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+
+
+def test_capacity_page_says_what_the_command_computes() -> None:
+    rows = page_rows("What fits")
+    shipped = {path.stem for path in PROFILES.glob("*.yaml")} - {"tiny-cpu"}
+    assert {name.strip("`") for name, *_ in rows} == shipped
+    for name, card, *cells in rows:
+        profile = load_profile(PROFILES / f"{name.strip('`')}.yaml")
+        gib = CARDS_GIB[card.strip("`")]
+        try:
+            plan = plan_memory(profile, gib)
+        except ImpossibleProfile as error:
+            weights = profile.model.weights.total_gib / profile.ranks
+            limit = gib * profile.engine.gpu_memory_utilization
+            said = f"impossible: weights alone are {weights:.2f} GiB of {limit:.2f}"
+            assert cells == [said, "-", "-"]
+            assert f"= {limit:.2f} GiB, minus weights" in str(error)
+            assert weights > limit
+            continue
+        requests = min(plan.blocks // plan.pages.blocks(33024), profile.engine.max_num_seqs)
+        assert cells == [
+            f"{plan.kv_gib:.2f} GiB, {plan.blocks} blocks",
+            f"{plan.full_contexts:.2f} of {profile.engine.max_model_len:,}",
+            str(requests),
+        ]
+
+
+def test_capacity_page_has_the_reference_models_pages() -> None:
+    variants = [
+        {},
+        {"engine__speculative": None},
+        {"engine__kv_cache_dtype": "auto"},
+        {"engine__tensor_parallel": 8},
+    ]
+    pages = [kv_pages(changed(REFERENCE, **changes)) for changes in variants]
+    assert [row[1:] for row in page_rows("KV pages of a hybrid model")] == [
+        [str(page.block_tokens), f"{page.page_bytes:,}"] for page in pages
+    ]
+    reference, full = pages[0], 16 * pages[0].blocks(262144)
+    state = reference.state_groups * reference.state_blocks_per_request
+    text = CAPACITY.read_text()
+    for said in (
+        f"state {reference.state_bytes:,} bytes",
+        f"{reference.bytes_per_token} bytes per token",
+        f"**{reference.block_tokens:,} tokens** = {reference.page_bytes:,} bytes",
+        f"= {reference.block_bytes:,} bytes",
+        f"= ceil(n / {reference.block_tokens}) + {state} blocks",
+        f"the {state} blocks of state ({state * reference.block_bytes / 2**20:.0f} MiB a rank)",
+        f"need {full:,} blocks, {full * reference.block_bytes / 2**30:.0f} GiB a rank",
+    ):
+        assert said in text
+
+
 def test_block_size_can_only_enlarge_the_page() -> None:
     assert kv_pages(changed(REFERENCE, engine__block_size=3296)).page_bytes == 2 * 843776
     assert kv_pages(changed(REFERENCE, engine__block_size=16)).block_tokens == 1648
@@ -144,6 +203,13 @@ def test_unknown_key_names_file_and_field(tmp_path: Path) -> None:
     assert str(path) in str(error.value)
 
 
+def test_a_size_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    text = REFERENCE.read_text().replace("qwen3.8-27b-tp4", "broken")
+    for value in (".nan", ".inf", "-1"):
+        with pytest.raises(ProfileError, match=r"weights\.total_gib"):
+            load_profile(write(tmp_path, text.replace("total_gib: 52.0", f"total_gib: {value}")))
+
+
 def test_duplicate_key_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="key 'name' appears twice"):
         load_profile(write(tmp_path, "name: a\nname: b\n"))
@@ -180,6 +246,9 @@ def test_wrong_gpu_set_is_refused(gpus: list[int]) -> None:
 
 def test_command_line_refuses_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(REFERENCE), "--card", "v100-32gb"]) == 0
-    assert "page           1648 tokens" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "page           1648 tokens" in said and "card           31.74 GiB\n" in said
+    assert main(["check", str(REFERENCE)]) == 0
+    assert "card           31.50 GiB (the profile's min_card_gib" in capsys.readouterr().out
     assert main(["check", str(REFERENCE), "--card", "v100-16gb"]) == 1
     assert "is impossible" in capsys.readouterr().err
