@@ -11,6 +11,7 @@ What keeps the client out of its own figures:
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import time
@@ -26,6 +27,8 @@ from v100_gate.schema import Limits, Sampling
 from v100_gate.traces import Chunk, RequestTrace
 
 READ_BYTES = 1 << 20
+HEALTH_S = 5.0
+"""How long /health may take."""
 
 
 def prompt_hash(token_ids: Sequence[int]) -> str:
@@ -215,11 +218,23 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServiceError(f"POST {path} to {self.url}: {error!r}") from None
 
+    async def trouble(self) -> str | None:
+        """Why /health does not answer 200, in words; None when it does."""
+        where = f"{self.url}/health"
+        try:
+            status, _ = await self.get("/health", HEALTH_S)
+        except TimeoutError:
+            return f"{where}: no answer within {HEALTH_S:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            number = getattr(error, "errno", None)
+            if number == errno.ECONNREFUSED:
+                return f"{where}: connection refused (nothing listens there)"
+            return f"{where}: {error or type(error).__name__}"
+        return None if status == 200 else f"{where}: HTTP {status}"
+
     async def healthy(self) -> bool:
         """True when /health answers 200."""
-        with suppress(aiohttp.ClientError, TimeoutError, OSError):
-            return (await self.get("/health", 5.0))[0] == 200
-        return False
+        return await self.trouble() is None
 
     async def snapshot(self) -> counters.Snapshot | None:
         """Scrape /metrics; None when the page does not answer."""

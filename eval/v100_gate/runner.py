@@ -254,7 +254,7 @@ class Run:
                 self.monotonic,
                 services.api_key(spec),
             ) as client:
-                await service.wait_ready(client)
+                await service.wait_ready(client, self.reporter.note)
                 entry["ready_s"] = self.monotonic() - began
                 entry["url"] = service.url
                 self.reporter.done(f"{title}: ready after {entry['ready_s']:.1f} s")
@@ -576,11 +576,10 @@ class Run:
             f"{trace.request_id} ({len(trace.token_ids)} of {trace.max_tokens} tokens)"
             for trace in broken
         )
-        cause = servicelog.cause_of_failure(service.log_text() or "")
         raise ServiceError(
             f"arm {arm}: the service died during {name} ({service.dead() or 'it does not answer'})."
-            f"\n  in flight: {flights}\n  likely cause: {cause or 'not known'}"
-            f"\n  log: {service.log_path}\n  what was received is in {base}/waves/{name}.json"
+            f"\n  in flight: {flights}\n  what was received is in {base}/waves/{name}.json"
+            + service.hints()
         )
 
     # ---------------------------------------------------------------- quality and logits

@@ -15,8 +15,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from v100_gate import servicelog
@@ -26,6 +28,10 @@ from v100_gate.schema import Arm, Limits, ProcessArm, SystemdArm
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH")
 PR_SET_PDEATHSIG = 1
+RPC_FOLDER = "VLLM_RPC_BASE_PATH"
+"""Where vLLM puts its unix sockets, which it leaves behind when it ends."""
+SOCKET_PATH_BYTES = 107
+SOCKET_NAME_BYTES = len(f"/{uuid.UUID(int=0)}")
 
 
 def free_port() -> int:
@@ -33,6 +39,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def socket_folder() -> Path:
+    """A new private folder whose path is short enough for vLLM's sockets.
+
+    It lies in the temporary folder, or in /tmp where the path of that one is too long.
+    """
+    for place in (None, "/tmp"):
+        folder = Path(tempfile.mkdtemp(prefix="v100-", dir=place))
+        if len(os.fsencode(folder)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES:
+            break
+        folder.rmdir()
+    return folder
 
 
 def session_members(session: int) -> list[int]:
@@ -92,30 +111,44 @@ class Service:
         text = self.log_text()
         return None if text is None else len(text)
 
-    async def wait_ready(self, client: Client) -> None:
+    async def wait_ready(self, client: Client, say: Callable[[str], None] | None = None) -> None:
         """Wait for /health.
 
-        Raises: ServiceError with the log's last lines and the likely cause.
+        Args: say: told what is in the way of a service that was up already by its owner's word.
+            One that is only starting may refuse connections for minutes.
+        Raises: ServiceError with what was in the way last and, where there is a log, its last
+            lines and the likely cause.
         """
         began = time.monotonic()
+        said = trouble = None
         while time.monotonic() - began < self.limits.ready_timeout_s:
             reason = self.dead()
             if reason is not None:
                 raise ServiceError(self._failure(f"ended before it was ready: {reason}"))
-            if await client.healthy():
+            trouble = await client.trouble()
+            if trouble is None:
                 self.ready_seconds = time.monotonic() - began
                 return
+            if say and not self.fresh and trouble != said:
+                limit = f"{self.limits.ready_timeout_s:g} s"
+                say(f"arm {self.name}: {trouble}; trying again for up to {limit}")
+                said = trouble
             await asyncio.sleep(0.2)
-        raise ServiceError(self._failure(f"not ready after {self.limits.ready_timeout_s:.0f} s"))
+        what = f"was not ready after {self.limits.ready_timeout_s:g} s: {trouble}"
+        raise ServiceError(self._failure(what))
 
     def _failure(self, what: str) -> str:
-        text = self.log_text() or ""
+        return f"arm {self.name}: the service {what}." + self.hints()
+
+    def hints(self) -> str:
+        """Lines with the likely cause, the log's place and its end; empty without a log."""
+        text = self.log_text()
+        if text is None:
+            return ""
         cause = servicelog.cause_of_failure(text)
-        tail = "\n".join("    " + line for line in text.splitlines()[-12:])
+        tail = "".join(f"\n    {line}" for line in text.splitlines()[-12:])
         return (
-            f"arm {self.name}: the service {what}.\n"
-            f"  likely cause: {cause or 'not known; read the log'}\n"
-            f"  log: {self.log_path}\n{tail}"
+            f"\n  likely cause: {cause or 'not known; read the log'}\n  log: {self.log_path}{tail}"
         )
 
 
@@ -127,6 +160,7 @@ class ProcessService(Service):
     def __init__(self, name: str, arm: ProcessArm, limits: Limits, log_path: Path) -> None:
         super().__init__(name, arm, limits, log_path)
         self.process: subprocess.Popen | None = None
+        self.sockets: Path | None = None
 
     @property
     def sessions(self) -> set[int]:
@@ -149,6 +183,9 @@ class ProcessService(Service):
                 os._exit(1)
 
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        if RPC_FOLDER not in self.arm.env:
+            self.sockets = socket_folder()
+            env[RPC_FOLDER] = str(self.sockets)
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [program, *command[1:]],
@@ -170,6 +207,13 @@ class ProcessService(Service):
         return f"process {self.process.pid} ended with {how}"
 
     async def stop(self) -> None:
+        try:
+            await self._end()
+        finally:
+            if self.sockets is not None:
+                shutil.rmtree(self.sockets, ignore_errors=True)
+
+    async def _end(self) -> None:
         if self.process is None:
             return
         session = self.process.pid
