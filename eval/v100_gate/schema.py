@@ -10,9 +10,11 @@ from __future__ import annotations
 import datetime as dt
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -27,6 +29,24 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 Model = TypeVar("Model", bound=BaseModel)
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(gt=0)]
+
+
+def _web_address(text: str) -> str:
+    """`http://HOST:PORT`, the part before /v1; `{port}` may stand for a free port."""
+    fault = "write the service's address as http://HOST:PORT"
+    try:
+        parts = urlsplit(text.replace("{port}", "8000"))
+        parts.port  # noqa: B018 - raises for a port that is none
+    except ValueError as error:
+        raise ValueError(f"{fault} ({error})") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(fault)
+    if parts.query or parts.fragment or parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"{fault}, without /v1 and what comes after it")
+    return text
+
+
+Url = Annotated[str, AfterValidator(_web_address)]
 
 PAIR = ("control", "candidate")
 """The two arms that are compared; every other arm is a further control."""
@@ -247,7 +267,7 @@ class ProcessArm(Strict):
     command: Annotated[list[str], Field(min_length=1)]
     env: dict[str, str] = {}
     """Added to PATH, HOME, LANG and TMPDIR of the gate; nothing else is inherited."""
-    url: str = "http://127.0.0.1:{port}"
+    url: Url = "http://127.0.0.1:{port}"
     model: str
     title: str = ""
     manifest: Path | None = None
@@ -263,7 +283,7 @@ class SystemdArm(Strict):
 
     kind: Literal["systemd"]
     unit: str
-    url: str
+    url: Url
     model: str
     title: str = ""
     manifest: Path | None = None
@@ -276,7 +296,7 @@ class UrlArm(Strict):
     """A service that is already up. It cannot be started afresh, and its log may be missing."""
 
     kind: Literal["url"]
-    url: str
+    url: Url
     model: str
     title: str = ""
     log: Path | None = None
@@ -420,7 +440,15 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
         data = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except FileNotFoundError:
         raise ProfileError(f"{path}: no such file") from None
-    except yaml.YAMLError as error:
+    except IsADirectoryError:
+        raise ProfileError(f"{path}: a folder; name the YAML files in it") from None
+    except OSError as error:
+        raise ProfileError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ProfileError(
+            f"{path}: not a text file (byte {error.start} is not UTF-8); name a YAML file"
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:  # a date like 2026-13-01 is a ValueError
         raise ProfileError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(data, dict):
         raise ProfileError(f"{path}: expected a mapping at the top level")
