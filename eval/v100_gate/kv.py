@@ -1,4 +1,4 @@
-"""KV arithmetic: can the waves of a profile be live at once in the cache there is?"""
+"""Can the waves of a profile be live at once: in the scheduler's slots, and in the KV cache?"""
 
 from __future__ import annotations
 
@@ -43,10 +43,19 @@ def explain(spec: WaveSpec, service: ServiceContract) -> str:
 def refuse_impossible(profile: Profile, capacity_tokens: int | None, source: str) -> None:
     """Refuse a profile whose waves cannot be live together.
 
-    Args: capacity_tokens: KV capacity; None when nobody knows it (then nothing is refused);
+    Args: capacity_tokens: KV capacity; None when nobody knows it (then it refuses nothing);
         source: who says so, for the message.
     Raises: RefusedError with the arithmetic.
     """
+    slots = profile.service.max_num_seqs
+    for spec in profile.waves:
+        if spec.concurrency > slots:
+            raise RefusedError(
+                f"profile {profile.name}, wave {spec.name} cannot be live at once: it sends "
+                f"{spec.concurrency} requests, the service runs {slots} (service.max_num_seqs), so "
+                f"{spec.concurrency - slots} would queue until others have ended. Lower the "
+                "concurrency, or raise max_num_seqs here and in the service."
+            )
     if capacity_tokens is None:
         return
     for spec in profile.waves:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support import EVAL, profile
-from v100_gate import kv, waivers
+from v100_gate import checks, kv, waivers
 from v100_gate.errors import ProfileError, RefusedError
 from v100_gate.schema import Arms, Profile, read_yaml
 
@@ -101,6 +101,51 @@ def test_broken_yaml_and_missing_files_are_named(tmp_path: Path) -> None:
         read_yaml(path, Profile)
 
 
+def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="a folder; name the YAML files in it"):
+        read_yaml(tmp_path, Profile)
+    path = tmp_path / "x.yaml"
+    for content, words in (
+        (b"\x7fELF\xff\x00", "byte 4 is not UTF-8"),
+        (b"name: \x00", "not valid YAML"),
+        (b"date: 2026-13-01", "not valid YAML: month must be in 1..12"),
+        (b"text alone", "expected a mapping"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ProfileError, match=words):
+            read_yaml(path, Profile)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_of_the_shipped_profiles_only_the_nodes_fits_a_url(path: Path) -> None:
+    """It is the one that a refusal of the others names."""
+    lacking = checks.beyond_a_url(read_yaml(path, Profile))
+    assert (not lacking) == (path.stem == "node")
+
+
+def test_routes_of_several_ranks_need_a_log() -> None:
+    for ranks, lacking in ((1, {}), (2, {"routes": "the service's log"})):
+        service = {"max_model_len": 8192, "tensor_parallel": ranks}
+        plan = profile(service=service, routes=["long"], checks={"routes": {}})
+        assert checks.beyond_a_url(plan) == lacking
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "ftp://host", "http://", "//host:1", "http://h:99999", "http://h/v1/", ""]
+)
+def test_an_arm_needs_an_address(url: str) -> None:
+    arm = {"kind": "url", "url": url, "model": "m"}
+    with pytest.raises(ValueError, match="http://HOST:PORT"):
+        Arms.model_validate({"schema": 1, "arms": {"candidate": arm}})
+
+
+@pytest.mark.parametrize("url", ["http://host:8000", "https://host/prefix", "http://[::1]:8000/"])
+def test_a_good_address_is_kept_as_it_is(url: str) -> None:
+    arm = {"kind": "url", "url": url, "model": "m"}
+    site = Arms.model_validate({"schema": 1, "arms": {"candidate": arm}})
+    assert site.arms["candidate"].url == url
+
+
 def test_an_impossible_kv_demand_is_refused_with_the_arithmetic() -> None:
     plan = profile(
         service={"max_model_len": 262144, "page_size": 3296, "draft_tokens": 7},
@@ -110,6 +155,17 @@ def test_an_impossible_kv_demand_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(RefusedError) as caught:
         kv.refuse_impossible(plan, 1_009_312, "the service's log")
     for words in ("16 x 76 pages of 3296", "= 4007936 tokens", "holds 1009312", "service's log"):
+        assert words in str(caught.value)
+
+
+def test_a_wave_that_the_scheduler_cannot_run_at_once_is_refused_with_the_arithmetic() -> None:
+    """Whatever the KV cache holds: the rest of the wave would queue."""
+    plan = profile(service={"max_model_len": 8192, "max_num_seqs": 4})
+    kv.refuse_impossible(plan, None, "nobody")
+    plan = profile(service={"max_model_len": 8192, "max_num_seqs": 3})
+    with pytest.raises(RefusedError) as caught:
+        kv.refuse_impossible(plan, None, "nobody")
+    for words in ("wave C4", "sends 4 requests, the service runs 3", "so 1 would queue"):
         assert words in str(caught.value)
 
 
