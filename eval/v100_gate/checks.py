@@ -1,8 +1,9 @@
 """The checks: each takes a run's evidence and says pass, fail, inconclusive or not-run.
 
 A check never infers: what was not measured is `not-run`, and `not-run` does not pass. Adding a
-check: write a function here, decorate it with its name, require it in a profile, and add a row
-to the mutation table (tests/eval/test_mutations.py) with a candidate that only it catches.
+check: write a function here, decorate it with its name and what it needs, require it in a profile,
+and add a row to the mutation table (tests/eval/test_mutations.py) with a candidate that only it
+catches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from v100_gate.schema import PAIR
 from v100_gate.traces import Look, RequestTrace, WaveRecord
 
 if TYPE_CHECKING:
-    from v100_gate.schema import CheckPolicy, MemoryCheck
+    from v100_gate.schema import CheckPolicy, MemoryCheck, Profile
 
 Status = Literal["pass", "fail", "inconclusive", "not-run"]
 ORDER: tuple[Status, ...] = ("fail", "inconclusive", "not-run", "pass")
@@ -35,16 +36,36 @@ class Result:
 
 Check = Callable[[Evidence, "CheckPolicy"], Result]
 CHECKS: dict[str, Check] = {}
+NEEDS: dict[str, str] = {}
+"""What a check cannot do without, for those that need more than a service that answers."""
+CONTROL = "a control arm"
+ORACLE = "the further controls of the profile"
+LOG = "the service's log"
 
 
-def check(name: str) -> Callable[[Check], Check]:
-    """Register a check under its name."""
+def check(name: str, needs: str | None = None) -> Callable[[Check], Check]:
+    """Register a check under its name, with what it needs."""
 
     def register(function: Check) -> Check:
         CHECKS[name] = function
+        if needs is not None:
+            NEEDS[name] = needs
         return function
 
     return register
+
+
+def beyond_a_url(profile: Profile) -> dict[str, str]:
+    """Required checks that cannot run on a service that is only a URL -> what they lack."""
+    lacking = {
+        name: NEEDS[name]
+        for name, policy in profile.checks.items()
+        if policy.required and name in NEEDS
+    }
+    routes = profile.checks.get("routes")
+    if routes and routes.required and profile.service.tensor_parallel > 1:
+        lacking["routes"] = LOG  # the first rank's counter says nothing about the others
+    return lacking
 
 
 def worst(statuses: Iterable[Status]) -> Status:
@@ -120,7 +141,7 @@ def complete(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, f"all {len(rows)} parts of the schedule have their valid repeats")
 
 
-@check("fresh-starts")
+@check("fresh-starts", "a service that the gate starts")
 def fresh_starts(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Each arm was started afresh as often as the profile asks, one process per start."""
     wanted = evidence.profile.schedule.starts_per_arm
@@ -151,7 +172,7 @@ def fresh_starts(evidence: Evidence, policy: CheckPolicy) -> Result:
     )
 
 
-@check("identity")
+@check("identity", "a manifest")
 def identity(evidence: Evidence, policy: CheckPolicy) -> Result:
     """What was served is the release of the manifest, by hashes, in every process that gave a
     counted wave."""
@@ -204,7 +225,7 @@ def _look_row(what: str, looks: list[Look], why_not: str) -> dict:
     return row
 
 
-@check("hygiene")
+@check("hygiene", "a service that the gate starts")
 def hygiene(evidence: Evidence, policy: CheckPolicy) -> Result:
     """No other unit and no foreign process used the GPUs before, while and after counted waves
     were taken, in any arm."""
@@ -257,7 +278,7 @@ def _each_process(arm: ArmEvidence) -> list[tuple[str, dict]]:
     return found
 
 
-@check("service-errors")
+@check("service-errors", LOG)
 def service_errors(evidence: Evidence, policy: CheckPolicy) -> Result:
     """No process of the candidate died or wrote an error line, the resumed ones included."""
     rows = []
@@ -277,7 +298,7 @@ def service_errors(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, "no process died, no error in the service's log")
 
 
-@check("compile-events")
+@check("compile-events", LOG)
 def compile_events(evidence: Evidence, policy: CheckPolicy) -> Result:
     """The log shows no compilation during a counted wave.
 
@@ -384,7 +405,7 @@ def _non_inferior(
     return _join(rows, f"{FIGURES[figure]}: {changes} (margin {margin:.1%})")
 
 
-@check("decode-throughput")
+@check("decode-throughput", CONTROL)
 def decode_throughput(evidence: Evidence, policy: CheckPolicy) -> Result:
     """All-live decode throughput is not inferior to the control's."""
     return _non_inferior(
@@ -392,31 +413,31 @@ def decode_throughput(evidence: Evidence, policy: CheckPolicy) -> Result:
     )
 
 
-@check("ttft")
+@check("ttft", CONTROL)
 def ttft(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Time to first token is not inferior."""
     return _non_inferior(evidence, policy, "ttft_s", higher_is_better=False, unit="s")
 
 
-@check("tpot")
+@check("tpot", CONTROL)
 def tpot(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Time per output token is not inferior."""
     return _non_inferior(evidence, policy, "tpot_s", higher_is_better=False, unit="s")
 
 
-@check("step-time")
+@check("step-time", CONTROL)
 def step_time(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Time per decode round is not inferior: compute, apart from acceptance."""
     return _non_inferior(evidence, policy, "step_s", higher_is_better=False, unit="s")
 
 
-@check("acceptance")
+@check("acceptance", CONTROL)
 def acceptance(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Draft acceptance is not inferior, in percentage points."""
     return _non_inferior(evidence, policy, "acceptance", higher_is_better=True, relative=False)
 
 
-@check("speculation-pays")
+@check("speculation-pays", ORACLE)
 def speculation_pays(evidence: Evidence, policy: CheckPolicy) -> Result:
     """The candidate at its depth is not slower than the controls of smaller depth."""
     margin = policy.margin if policy.margin is not None else 0.0
@@ -479,7 +500,7 @@ def _distance(a: list[WaveRecord], b: list[WaveRecord]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-@check("c1-exact")
+@check("c1-exact", CONTROL)
 def c1_exact(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Single requests: token IDs and acceptance counters are identical in both arms."""
     if evidence.control is None:
@@ -523,7 +544,7 @@ def c1_exact(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, "tokens and acceptance of single requests are identical")
 
 
-@check("batch-tokens")
+@check("batch-tokens", CONTROL)
 def batch_tokens(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Batched requests are no further from the control than the control from itself."""
     if evidence.control is None:
@@ -552,7 +573,7 @@ def batch_tokens(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, f"distance to the control: {spread}")
 
 
-@check("greedy-oracle")
+@check("greedy-oracle", ORACLE)
 def greedy_oracle(evidence: Evidence, policy: CheckPolicy) -> Result:
     """At temperature 0 the candidate's tokens equal those of the arm without speculation.
 
@@ -750,7 +771,7 @@ def _attributed(evidence: Evidence, name: MemoryCheck, gib: float) -> str | None
     return "attributed: " + "; ".join(f"{item.what} {item.gib:g} GiB" for item in items)
 
 
-@check("kv-budget")
+@check("kv-budget", CONTROL)
 def kv_budget(evidence: Evidence, policy: CheckPolicy) -> Result:
     """The candidate has the control's KV budget, or a person attributed the difference."""
     tokens = _memory(evidence, "kv_tokens", "tokens")
@@ -789,7 +810,7 @@ def kv_budget(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join([row], text)
 
 
-@check("graph-pool")
+@check("graph-pool", CONTROL)
 def graph_pool(evidence: Evidence, policy: CheckPolicy) -> Result:
     """The graph pool grew by no more than the margin, or a person attributed the growth."""
     control, candidate = _memory(evidence, "graph_pool_gib_by_rank", "GiB")
@@ -811,7 +832,7 @@ def graph_pool(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join([row], row["reason"])
 
 
-@check("idle-memory")
+@check("idle-memory", CONTROL)
 def idle_memory(evidence: Evidence, policy: CheckPolicy) -> Result:
     """GPU memory after load and after the run is the control's within the margin, per GPU, or a
     person attributed the difference."""
@@ -1025,7 +1046,7 @@ def logit_distance(a: WaveRecord, b: WaveRecord) -> tuple[float, float, int]:
     return largest, divergence, compared
 
 
-@check("logits")
+@check("logits", CONTROL)
 def logits(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Teacher-forced log-probabilities agree with the control's, up to the profile's limits
     or the control's own start-to-start distance, whichever is larger."""
@@ -1075,7 +1096,7 @@ def logits(evidence: Evidence, policy: CheckPolicy) -> Result:
 # ------------------------------------------------------------------------- rolling arrivals
 
 
-@check("rolling-goodput")
+@check("rolling-goodput", CONTROL)
 def rolling_goodput(evidence: Evidence, policy: CheckPolicy) -> Result:
     """On the same arrivals, the share of requests within both limits is not inferior."""
     spec = evidence.profile.rolling
@@ -1128,7 +1149,7 @@ def rolling_goodput(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, f"share of requests within the limits: {shown}")
 
 
-@check("rolling-acceptance")
+@check("rolling-acceptance", CONTROL)
 def rolling_acceptance(evidence: Evidence, policy: CheckPolicy) -> Result:
     """On the same arrivals, acceptance is not lower than the control's by more than the margin."""
     spec = evidence.profile.rolling
@@ -1161,7 +1182,7 @@ def rolling_acceptance(evidence: Evidence, policy: CheckPolicy) -> Result:
     return _join(rows, "; ".join(f"{r['what']}: {r['reason']}" for r in rows))
 
 
-@check("rolling-preemptions")
+@check("rolling-preemptions", CONTROL)
 def rolling_preemptions(evidence: Evidence, policy: CheckPolicy) -> Result:
     """On the same arrivals, the candidate is preempted no more often than the control."""
     spec = evidence.profile.rolling

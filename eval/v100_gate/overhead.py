@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 
 from v100_gate.client import Client, Request, split_events
@@ -22,13 +23,35 @@ from v100_gate.evidence import percentile
 from v100_gate.schema import Limits, ProcessArm, Sampling
 from v100_gate.services import ProcessService
 
+LIMITS = {"lost_tokens": 0, "added_ms.p99": 1.0}
+"""The largest figures with which the client counts as out of the way."""
+
+
+def missed(found: dict) -> list[str]:
+    """The figures of `measure` that exceed their limits, in words."""
+    lost, added = found["lost_tokens"], found["added_ms"]["p99"]
+    wrong = []
+    if lost > LIMITS["lost_tokens"]:
+        wrong.append(f"lost_tokens is {lost}, the limit is {LIMITS['lost_tokens']}")
+    if added > LIMITS["added_ms.p99"]:
+        wrong.append(
+            f"added_ms.p99 is {added:.2f} ms, the limit is {LIMITS['added_ms.p99']} ms: on this "
+            "machine, with what else it runs now, inter-chunk times are no finer than that"
+        )
+    return wrong
+
 
 def measure(streams: int, tokens_per_s: float, seconds: float) -> dict:
     """Run the stand-in and the client; times in milliseconds.
 
     Returns lost tokens, and percentiles of |client gap - server gap| and of the delay from the
     server's write to the client's stamp.
+
+    Raises: GateError for arguments that are not positive and finite, or when a stream broke.
     """
+    for name, value in (("streams", streams), ("tokens-per-s", tokens_per_s), ("seconds", seconds)):
+        if not (value > 0 and isfinite(value)):
+            raise GateError(f"--{name} {value:g}: must be a number above 0")
     per_stream = max(2, round(tokens_per_s * seconds / streams))
     config = {
         "draft_tokens": 0,
@@ -102,4 +125,5 @@ async def _measure(config: dict, streams: int, per_stream: int) -> dict:
         "client_cpu_us_per_chunk": cpu / max(1, len(delays)) * 1e6,
         "added_ms": shares(added),
         "delay_ms": shares(delays),
+        "limits": LIMITS,
     }

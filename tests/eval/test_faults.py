@@ -6,6 +6,7 @@ Each test runs the real client against a real stand-in server process with one f
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import errno
 import json
 import os
@@ -493,6 +494,109 @@ def test_a_url_arm_has_no_fresh_start(tmp_path: Path) -> None:
     }
 
 
+def url_command(folder: Path, profile: Path, url: str, *more: str) -> subprocess.CompletedProcess:
+    """The gate's `run` command for a service that is up."""
+    command = [*gate_command(folder)[:4], str(profile), "--results", str(folder / "run")]
+    return subprocess.run(
+        [*command, "--url", url, "--model", "mock", *more],
+        env=os.environ | {"PYTHONPATH": str(EVAL), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_url_is_refused_a_profile_that_it_can_never_pass(tmp_path: Path) -> None:
+    nobody = f"http://127.0.0.1:{services.free_port()}"
+    done = url_command(tmp_path, EVAL / "profiles" / "quality.yaml", nobody)
+    assert done.returncode == 3, done.stdout
+    for words in (
+        "fresh-starts (a service that the gate starts), identity (a manifest), service-errors (the "
+        "service's log), c1-exact (a control arm), logits (a control arm)",
+        "eval/profiles/node.yaml",
+        "--arms",
+    ):
+        assert words in done.stdout
+    assert "retrieval" not in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_waived_checks_do_not_keep_a_url_from_being_measured(tmp_path: Path) -> None:
+    plan = short(checks={"complete": {}, "service-errors": {}})
+    plan.limits.ready_timeout_s = 0.5
+    path = tmp_path / "profile.yaml"
+    path.write_text(plan.model_dump_json(by_alias=True))
+    today = dt.date.today()
+    entry = {
+        "profile": "test",
+        "check": "service-errors",
+        "reason": "the log of this service is elsewhere",
+        "owner": "release owner",
+        "date": str(today),
+        "expires": str(today + dt.timedelta(days=1)),
+    }
+    waivers = tmp_path / "waivers.yaml"
+    waivers.write_text(json.dumps({"schema": 1, "waivers": [entry]}))
+    nobody = f"http://127.0.0.1:{services.free_port()}"
+    assert url_command(tmp_path, path, nobody).returncode == 3
+    done = url_command(tmp_path, path, nobody, "--waivers", str(waivers))
+    assert done.returncode == 4, done.stdout
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_refused_connection_is_said_while_waiting_and_at_the_end(
+    tmp_path: Path, host: str
+) -> None:
+    plan = short()
+    plan.limits.ready_timeout_s = 0.5
+    path = tmp_path / "profile.yaml"
+    path.write_text(plan.model_dump_json(by_alias=True))
+    done = url_command(tmp_path, path, f"http://{host}:{services.free_port()}")
+    assert done.returncode == 4, done.stdout
+    waiting, ended = done.stdout.split("stopped\n")
+    assert "connection refused (nothing listens there); trying again for up to" in waiting
+    assert "was not ready after 0.5 s" in ended and "connection refused" in ended
+    assert ".log" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "http://HOST:PORT"),
+        ("127.0.0.1:8000", "http://HOST:PORT"),
+        ("http://127.0.0.1:eighty", "http://HOST:PORT"),
+        ("http://127.0.0.1:8000/v1", "without /v1"),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused(tmp_path: Path, url: str, words: str) -> None:
+    done = url_command(tmp_path, EVAL / "profiles" / "node.yaml", url)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_page_that_is_no_service_is_said_with_its_status(tmp_path: Path) -> None:
+    """A service that is up and not ready, or another program on its port."""
+
+    async def ask() -> tuple[str | None, str | None]:
+        arm = arms(tmp_path, candidate={}).arms["candidate"]
+        server = services.ProcessService("outside", arm, Limits(), tmp_path / "outside.log")
+        await server.start()
+        try:
+            async with Client(server.url, "mock", Sampling(), Limits()) as client:
+                await server.wait_ready(client)
+                well = await client.trouble()
+                client.url += "/elsewhere"
+                return well, await client.trouble()
+        finally:
+            await server.stop()
+
+    well, elsewhere = asyncio.run(ask())
+    assert well is None
+    assert elsewhere.endswith("/elsewhere/health: HTTP 404")
+
+
 def test_a_failed_start_keeps_its_log_and_names_the_cause(tmp_path: Path) -> None:
     words = "RuntimeError: Ninja is required to load C++ extensions"
     site = arms(tmp_path, candidate={"fail_start": words})
@@ -725,6 +829,9 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_came(tmp_path: Path, numb
         text=True,
     )
     children = wait_for(lambda: servers(tmp_path))
+    given = Path(f"/proc/{children[0]}/environ").read_text().split("\0")
+    (sockets,) = (Path(line.partition("=")[2]) for line in given if line.startswith("VLLM_RPC_"))
+    assert sockets.is_dir()
     wait_for(lambda: (tmp_path / "run" / "fixtures" / "wave-C4.json").exists())
     time.sleep(1.0)
     process.send_signal(number)
@@ -732,6 +839,7 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_came(tmp_path: Path, numb
     assert process.returncode == 130, output
     assert not servers(tmp_path)
     assert all(not Path(f"/proc/{pid}").exists() for pid in children)
+    assert not sockets.exists()
     (record,) = records(tmp_path)
     assert "the gate was interrupted" in record.invalid
     assert all(trace.status == "cancelled" and trace.chunks for trace in record.requests)
@@ -798,6 +906,57 @@ def test_grandchildren_of_a_service_are_ended_too(tmp_path: Path) -> None:
         return session
 
     assert services.session_members(asyncio.run(life())) == []
+
+
+SOCKETS = """
+import os, signal, socket, sys, time, uuid
+path = os.path.join(os.environ["VLLM_RPC_BASE_PATH"], str(uuid.uuid4()))
+socket.socket(socket.AF_UNIX).bind(path)
+print(path, flush=True)
+time.sleep(300)
+"""
+"""A server that leaves a unix socket behind, as vLLM does."""
+
+
+@pytest.mark.parametrize("room", ["short", "too long for a socket " + "x" * 80])
+def test_the_sockets_of_a_service_go_with_it(tmp_path: Path, monkeypatch, room: str) -> None:
+    place = tmp_path / room
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    arm = ProcessArm(kind="process", model="m", command=[sys.executable, "-c", SOCKETS])
+    log = tmp_path / "log"
+
+    async def life() -> Path:
+        service = services.ProcessService("x", arm, Limits(stop_timeout_s=3), log)
+        await service.start()
+        try:
+            while not log.read_text() and service.dead() is None:
+                await asyncio.sleep(0.05)
+            path = Path(log.read_text().strip())
+            assert path.is_socket()
+            assert path.parent.stat().st_mode & 0o077 == 0
+        finally:
+            await service.stop()
+        return path
+
+    path = asyncio.run(life())
+    assert not path.parent.exists()
+    assert not list(place.iterdir())
+
+
+def test_an_arm_may_choose_the_folder_of_its_sockets(tmp_path: Path) -> None:
+    env = {"VLLM_RPC_BASE_PATH": "/chosen"}
+    show = [sys.executable, "-c", "import os; print(os.environ['VLLM_RPC_BASE_PATH'])"]
+    arm = ProcessArm(kind="process", model="m", command=show, env=env)
+
+    async def life() -> None:
+        service = services.ProcessService("x", arm, Limits(stop_timeout_s=3), tmp_path / "log")
+        await service.start()
+        service.process.wait()
+        await service.stop()
+
+    asyncio.run(life())
+    assert (tmp_path / "log").read_text() == "/chosen\n"
 
 
 class FullDisk:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from support import EVAL, arms, profile
-from v100_gate import servicelog
+from typer.testing import CliRunner
+from v100_gate import cli, overhead, servicelog
 from v100_gate.checks import _launches
 from v100_gate.errors import RefusedError
 from v100_gate.overhead import measure
@@ -153,6 +155,47 @@ def test_the_client_loses_no_token_and_adds_little() -> None:
     assert found["lost_tokens"] == 0
     # Processor time, because the wall time of a busy test machine belongs to its neighbours.
     assert found["client_cpu_us_per_chunk"] < 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--streams", "0"), ("--tokens-per-s", "0"), ("--tokens-per-s", "nan"), ("--seconds", "-1")],
+)
+def test_a_measurement_of_nothing_is_refused(arguments: tuple[str, str]) -> None:
+    done = CliRunner().invoke(cli.app, ["overhead", *arguments])
+    assert done.exit_code == 2
+    assert f"{arguments[0]} {arguments[1]}: must be a number above 0" in done.output
+
+
+@pytest.mark.parametrize(
+    ("lost", "p99", "words"),
+    [
+        (0, 1.0, []),
+        (0, 1.7, ["added_ms.p99 is 1.70 ms, the limit is 1.0 ms"]),
+        (3, 1.7, ["lost_tokens is 3, the limit is 0", "added_ms.p99 is 1.70 ms"]),
+    ],
+)
+def test_a_client_in_the_way_is_told_by_which_figure(
+    monkeypatch, lost: int, p99: float, words: list[str]
+) -> None:
+    found = {"lost_tokens": lost, "added_ms": {"p99": p99}}
+    monkeypatch.setattr(overhead, "measure", lambda *_: found)
+    done = CliRunner().invoke(cli.app, ["overhead"])
+    assert done.exit_code == bool(words)
+    assert json.loads(done.stdout) == found
+    assert all(text in done.stderr for text in words)
+    assert bool(done.stderr) == bool(words)
+
+
+@pytest.mark.parametrize("broken", ["folder", "binary"])
+def test_profiles_says_what_is_no_profile(tmp_path: Path, broken: str) -> None:
+    path = tmp_path
+    if broken == "binary":
+        path = tmp_path / "x"
+        path.write_bytes(b"\x80\x81")
+    done = CliRunner().invoke(cli.app, ["profiles", str(path)])
+    assert done.exit_code == 2
+    assert "gate: " in done.output
 
 
 def test_the_tiny_models_builder_is_a_program_of_its_own() -> None:
