@@ -68,6 +68,9 @@ STATE_TYPES = ("rwkv", "xlstm", "retnet")
 SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 """Every how many layers one is full, where the file leaves `sliding_window_pattern` out."""
 
+MOST, MOST_LAYERS = 1 << 30, 10_000
+"""Bounds beyond which a number in a file is a mistake; layers are written out one by one."""
+
 
 class ConfigError(ValueError):
     """A config.json that cannot be read, or lacks or garbles what attention is decided by."""
@@ -99,19 +102,21 @@ class ModelConfig:
         """The error that `name` does not hold `what`."""
         return ConfigError(f"{self.source}: {name} is {shortened(self.get(name))}, not {what}")
 
-    def count(self, *names: str, least: int = 1, default: int | None = None) -> int:
+    def count(
+        self, *names: str, least: int = 1, most: int = MOST, default: int | None = None
+    ) -> int:
         """The first of `names` that is stated.
 
         Raises:
-            ConfigError: none is stated and there is no default, or it is no whole number of at
-                least `least`.
+            ConfigError: none is stated and there is no default, or it is no whole number from
+                `least` to `most`.
         """
         for name in names:
             value = self.get(name)
             if value is None:
                 continue
-            if type(value) is not int or value < least:  # bool is an int, and no count
-                raise self.wrong(name, f"a whole number of at least {least}")
+            if type(value) is not int or not least <= value <= most:  # True is no count
+                raise self.wrong(name, f"a whole number from {least} to {most}")
             return value
         if default is not None:
             return default
@@ -222,13 +227,13 @@ def layer_kinds(config: ModelConfig) -> list[str]:
             meanings.get(entry, str(entry)) if isinstance(entry, str | int) else shortened(entry)
             for entry in entries
         ]
-        layers = config.count("num_hidden_layers", default=len(kinds))
+        layers = config.count("num_hidden_layers", most=MOST_LAYERS, default=len(kinds))
         if layers > len(kinds):
             raise ConfigError(
                 f"{config.source}: {name} names {len(kinds)} layers, num_hidden_layers is {layers}"
             )
         return kinds[:layers]  # entries beyond are those of draft layers
-    layers = config.count("num_hidden_layers", "n_layer")
+    layers = config.count("num_hidden_layers", "n_layer", most=MOST_LAYERS)
     if config.get("linear_num_key_heads") is not None:
         every = config.count("full_attention_interval", default=4)
         return [GDN if (i + 1) % every else FULL for i in range(layers)]

@@ -373,6 +373,8 @@ HYBRID = QWEN35_27B["text_config"]
         ({"llm_config": []}, "llm_config is [], not a JSON object"),
         ({"architectures": "X"}, "architectures is 'X', not a list of names"),
         (QWEN3_DENSE | {"num_hidden_layers": -3}, "num_hidden_layers is -3, not a whole number"),
+        (QWEN3_DENSE | {"num_hidden_layers": 10**30}, "not a whole number from 1 to 10000"),
+        (QWEN3_DENSE | {"head_dim": 10**30}, "not a whole number from 1 to"),
         (QWEN3_DENSE | {"num_key_value_heads": 0}, "num_key_value_heads is 0, not a whole"),
         (QWEN3_DENSE | {"num_attention_heads": "many"}, "num_attention_heads is 'many', not a"),
         (QWEN3_DENSE | {"num_attention_heads": True}, "num_attention_heads is True, not a"),
