@@ -33,9 +33,9 @@ def plan():
     """The profile of the table: two starts, three repeats, every check of the mutations."""
     wave = {
         "input_tokens": 256,
-        "output_tokens": 64,
+        "output_tokens": 32,  # seven rounds
         "shared_prefix_tokens": 128,
-        "warmups": 1,
+        "warmups": 0,  # the stand-in has nothing to warm up
         "repeats": 3,
     }
     checks: dict = {
@@ -182,19 +182,19 @@ def test_another_version_than_the_manifests_is_refused(tmp_path: Path) -> None:
     ("broken", "caught_by"),
     [
         pytest.param({}, set(), id="unbroken"),
-        pytest.param({"prefill_s": 0.6}, {"ttft"}, id="slower prefill"),
+        pytest.param({"prefill_s": 0.3}, {"ttft"}, id="slower prefill"),
         pytest.param({"shallow": {"round_s": 0.02}}, {"speculation-pays"}, id="shallow is faster"),
     ],
 )
 def test_prefill_and_depth_are_judged(tmp_path: Path, broken: dict, caught_by: set[str]) -> None:
     """The margins leave room for a busy machine; the defects are far beyond them."""
-    wave = {"concurrency": 1, "input_tokens": 256, "output_tokens": 64, "warmups": 0, "repeats": 4}
+    wave = {"concurrency": 1, "input_tokens": 256, "output_tokens": 32, "warmups": 0, "repeats": 4}
     small = profile(
         schedule={"starts_per_arm": 1, "controls": ["shallow"]},
         waves=[{"name": "C1"} | wave],
         checks={"ttft": {"margin": 0.5}, "speculation-pays": {"margin": 0.2}},
     )
-    good = GOOD | {"prefill_s": 0.3}
+    good = GOOD | {"prefill_s": 0.15}
     # Half the depth accepts less in a round that takes as long: here speculation pays.
     shallow = good | {"draft_tokens": 3} | broken.get("shallow", {})
     candidate = good | {key: value for key, value in broken.items() if key != "shallow"}
@@ -226,7 +226,7 @@ def test_more_memory_in_use_is_caught(
 
 
 ROLLING = {
-    "rates_per_s": [10.0, 40.0],
+    "rates_per_s": [20.0, 60.0],
     "requests": 30,
     "input_tokens": [64, 256],
     "output_tokens": [16, 32],
@@ -265,7 +265,7 @@ def test_rolling_arrivals_catch_what_waves_cannot(
     assert set(judged["blocking"]) == caught_by
     sent = {
         name: [
-            trace.prompt_sha256 for r in arm.records("rate-10", "rolling") for trace in r.requests
+            trace.prompt_sha256 for r in arm.records("rate-20", "rolling") for trace in r.requests
         ]
         for name, arm in found.arms.items()
     }
