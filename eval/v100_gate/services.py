@@ -47,7 +47,7 @@ def socket_folder() -> Path:
     It lies in the temporary folder, or in /tmp where the path of that one is too long.
     """
     for place in (None, "/tmp"):
-        folder = Path(tempfile.mkdtemp(prefix="v100-", dir=place))
+        folder = Path(tempfile.mkdtemp(prefix="v100-gate-", dir=place))
         if len(os.fsencode(folder)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES:
             break
         folder.rmdir()
