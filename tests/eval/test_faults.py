@@ -13,7 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,13 @@ def gate_command(folder: Path) -> list[str]:
         "--results",
         str(folder / "run"),
     ]
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A temporary folder short enough for sockets: a gate that is killed leaves its folder."""
+    with tempfile.TemporaryDirectory(prefix="v100-") as folder:
+        yield Path(folder)
 
 
 def cli_run(tmp_path: Path, plan, site: Arms, *more: str) -> subprocess.CompletedProcess:
@@ -654,7 +663,9 @@ def test_a_logged_error_is_not_forgotten_when_the_run_is_continued(
     assert "process 1: ERROR [engine] recovered" in row["summary"]
 
 
-def test_a_killed_gate_does_not_hide_what_its_service_logged(tmp_path: Path) -> None:
+def test_a_killed_gate_does_not_hide_what_its_service_logged(
+    tmp_path: Path, short_tmp: Path
+) -> None:
     plan = short(
         waves=[ONE_WAVE[0] | {"output_tokens": 1000, "repeats": 2}],
         checks={"complete": {}, "service-errors": {}, "fresh-starts": {}},
@@ -664,7 +675,7 @@ def test_a_killed_gate_does_not_hide_what_its_service_logged(tmp_path: Path) -> 
     (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
     process = subprocess.Popen(
         gate_command(tmp_path),
-        env=os.environ | {"PYTHONPATH": str(EVAL)},
+        env=os.environ | {"PYTHONPATH": str(EVAL), "TMPDIR": str(short_tmp)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -845,14 +856,14 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_came(tmp_path: Path, numb
     assert all(trace.status == "cancelled" and trace.chunks for trace in record.requests)
 
 
-def test_a_killed_gate_takes_its_service_along(tmp_path: Path) -> None:
+def test_a_killed_gate_takes_its_service_along(tmp_path: Path, short_tmp: Path) -> None:
     plan = short(waves=[ONE_WAVE[0] | {"output_tokens": 4000}])
     site = arms(tmp_path, candidate={"round_s": 0.05})
     (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
     (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
     process = subprocess.Popen(
         gate_command(tmp_path),
-        env=os.environ | {"PYTHONPATH": str(EVAL)},
+        env=os.environ | {"PYTHONPATH": str(EVAL), "TMPDIR": str(short_tmp)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
