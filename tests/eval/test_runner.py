@@ -10,7 +10,7 @@ import pytest
 from support import EVAL, arms, profile
 from typer.testing import CliRunner
 from v100_gate import cli, overhead, servicelog
-from v100_gate.checks import _launches
+from v100_gate.checks.routes import _launches
 from v100_gate.errors import RefusedError
 from v100_gate.overhead import measure
 from v100_gate.runner import Run, schedule
