@@ -138,9 +138,9 @@ def test_release_that_the_measuring_gate_fails_is_rolled_back(
     played = roll_out(hosts, real, venv, "eval/profiles/node.yaml")
     assert played.status == 2, played.output
     said = " ".join(played.output.split())
-    assert "the gate failed: gate-command: exit status 1" in said
-    assert "verdict: FAIL blocked by complete" in said
-    assert "which serves" in said
+    assert "the gate failed: gate-command: exit status 1" in said, played.output
+    assert "verdict: FAIL blocked by complete" in said, played.output
+    assert "which serves" in said, played.output
     assert hosts.ssh(2, current) == before
     assert complete(hosts)[0] == 200
     archive = "$(ls -t /opt/vllm-v100/evidence/tiny-*.tar.gz | head -1)"
