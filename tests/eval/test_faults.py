@@ -24,7 +24,7 @@ from v100_gate import evidence, services, store, verdict
 from v100_gate.client import Client
 from v100_gate.errors import RefusedError, ServiceError, StorageError
 from v100_gate.runner import Run, judge_wave
-from v100_gate.schema import Arms, Limits, ProcessArm, Sampling
+from v100_gate.schema import Arms, Limits, ProcessArm, Profile, Sampling
 from v100_gate.store import Store
 from v100_gate.traces import RequestTrace, WaveRecord
 
@@ -503,6 +503,18 @@ def test_a_url_arm_has_no_fresh_start(tmp_path: Path) -> None:
     }
 
 
+def started_gate(folder: Path, plan: Profile, site: Arms, tmp: Path) -> subprocess.Popen:
+    """The gate's `run` command, begun and left to the test; `tmp` takes its sockets."""
+    (folder / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
+    (folder / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
+    return subprocess.Popen(
+        gate_command(folder),
+        env=os.environ | {"PYTHONPATH": str(EVAL), "TMPDIR": str(tmp)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
 def url_command(folder: Path, profile: Path, url: str, *more: str) -> subprocess.CompletedProcess:
     """The gate's `run` command for a service that is up."""
     command = [*gate_command(folder)[:4], str(profile), "--results", str(folder / "run")]
@@ -671,14 +683,7 @@ def test_a_killed_gate_does_not_hide_what_its_service_logged(
         checks={"complete": {}, "service-errors": {}, "fresh-starts": {}},
     )
     site = arms(tmp_path, candidate={"log_error": "ERROR [engine] recovered", "round_s": 0.01})
-    (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
-    (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
-    process = subprocess.Popen(
-        gate_command(tmp_path),
-        env=os.environ | {"PYTHONPATH": str(EVAL), "TMPDIR": str(short_tmp)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = started_gate(tmp_path, plan, site, short_tmp)
     wait_for(lambda: list((tmp_path / "run").glob("arms/*/start-1/waves/*.json")))
     process.kill()
     process.wait()
@@ -859,14 +864,7 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_came(tmp_path: Path, numb
 def test_a_killed_gate_takes_its_service_along(tmp_path: Path, short_tmp: Path) -> None:
     plan = short(waves=[ONE_WAVE[0] | {"output_tokens": 4000}])
     site = arms(tmp_path, candidate={"round_s": 0.05})
-    (tmp_path / "profile.yaml").write_text(plan.model_dump_json(by_alias=True))
-    (tmp_path / "arms.yaml").write_text(site.model_dump_json(by_alias=True))
-    process = subprocess.Popen(
-        gate_command(tmp_path),
-        env=os.environ | {"PYTHONPATH": str(EVAL), "TMPDIR": str(short_tmp)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = started_gate(tmp_path, plan, site, short_tmp)
     wait_for(lambda: servers(tmp_path))
     wait_for(lambda: (tmp_path / "run" / "fixtures" / "wave-C4.json").exists())
     process.kill()
