@@ -7,6 +7,7 @@ Whatever a task raises is recorded as its result, and the next task is done.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +107,14 @@ class Engine:
                 for group in groups
             ]
             import torch
+            from vllm.distributed import get_tp_group
 
             on_gpu = torch.cuda.is_available()
+            # Communicators of one rank, or of a CPU, have no custom all-reduce.
+            own = getattr(get_tp_group().device_communicator, "ca_comm", None)
             return {
+                "device": torch.cuda.current_device() if on_gpu else None,
+                "custom_all_reduce": own is not None and not own.disabled,
                 "graphs": graphs,
                 "groups": groups,
                 "blocks": runner.kv_cache_config.num_blocks,
@@ -124,6 +131,7 @@ class Engine:
         return ranks[0] | {
             "ranks": len(ranks),
             "graphs_by_rank": [rank["graphs"] for rank in ranks],
+            "devices_by_rank": [rank["device"] for rank in ranks],
             "weights": self.weights,
             "init_s": round(time.time() - T0, 1),
         }
@@ -253,6 +261,20 @@ class Engine:
         return {"arrived": len(list(folder.iterdir())), "parties": parties}
 
 
+@contextlib.contextmanager
+def turn(folder: Path, wanted: bool) -> Iterator[None]:
+    """Where `wanted`, no other engine of `folder` is in its turn meanwhile."""
+    with open(folder / "turns.lock", "w") as lock:
+        if wanted:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What counters have gained."""
+    return {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k)}
+
+
 def _top(logprobs: Any) -> list[list[tuple[int, float]]]:
     """The best tokens of each position, best first."""
     return [
@@ -284,15 +306,17 @@ def main() -> int:
     for task in scenario["tasks"]:
         arguments = {k: v for k, v in task.items() if k not in ("task", "name")}
         name = task.get("name", task["task"])
-        before, started = engine.counters(), time.time()
-        try:
-            done = getattr(engine, f"task_{task['task']}")(**arguments)
-        except Exception:
-            result["failed"].append({"task": name, "error": traceback.format_exc()[-4000:]})
-            done = {}
-        after = engine.counters()
-        done["counted"] = {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k)}
-        done["task_s"] = round(time.time() - started, 2)
+        with turn(target.parent, scenario.get("turns", False)):
+            before, started = engine.counters(), time.time()
+            try:
+                by_rank = engine.worker_routes()
+                done = getattr(engine, f"task_{task['task']}")(**arguments)
+                done["routes_by_rank"] = list(map(grown, by_rank, engine.worker_routes()))
+            except Exception:
+                result["failed"].append({"task": name, "error": traceback.format_exc()[-4000:]})
+                done = {}
+            done["counted"] = grown(before, engine.counters())
+            done["task_s"] = round(time.time() - started, 2)
         result["tasks"][name] = done
         print(f"T {name} {done['task_s']} s", flush=True)
         save()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from server_proof.scenarios import FULL_LAYERS
+from server_proof.scenarios import FULL_LAYERS, RANKS
 
 TIE = 0.1
 """Two tokens whose log-probabilities are closer than this are a tie: FP16 decides either way."""
@@ -185,15 +186,21 @@ def _counted(results: Results, label: str, task: str, graph: str, route: str) ->
     layers = FULL_LAYERS[results[label]["scenario"]["kind"]]
     launches = route_counts(done).get(f"target/{route}/{graph}", 0)
     steps = done["counted"].get("vllm:spec_decode_num_drafts", 0)
-    extra = launches / layers - steps
     return claim(
         f"{label}, {task}: {route} launches = {layers} layers x verify steps",
-        # Async scheduling may run a step or two of a finished request and drop its tokens.
-        launches > 0 and launches % layers == 0 and 0 <= extra <= 2,
+        every_step_counted(launches, layers, steps),
         launches=route_counts(done),
         verify_steps=steps,
-        steps_dropped_after_the_end=extra,
+        steps_dropped_after_the_end=launches / layers - steps,
     )
+
+
+def every_step_counted(launches: float, layers: int, steps: float) -> bool:
+    """Whether each layer was launched in every verify step.
+
+    Async scheduling may run a step or two of a finished request and drop its tokens.
+    """
+    return launches > 0 and launches % layers == 0 and 0 <= launches / layers - steps <= 2
 
 
 def judge_hybrid(results: Results) -> list[dict[str, Any]]:
@@ -283,26 +290,59 @@ def judge_long(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def judge_tp2(results: Results) -> list[dict[str, Any]]:
-    """Claims of the part `tp2`."""
-    label = "tp2-sm70-e4m3-mtp"
-    facts, ranks = results[label]["facts"], results[label]["worker_routes"]
-    bounded = [
-        sum(n for name, n in graphs.items() if "bounded" in name)
-        for graphs in facts["graphs_by_rank"]
-    ]
+def _bounded_by_rank(results: Results, label: str) -> list[int]:
     return [
-        claim("Every rank captured its bounded graphs", bounded == [16, 16], bounded=bounded),
+        sum(n for name, n in graphs.items() if "bounded" in name)
+        for graphs in results[label]["facts"]["graphs_by_rank"]
+    ]
+
+
+def judge_tensor_parallel(part: str, results: Results) -> list[dict[str, Any]]:
+    """Claims of the parts `tp2` and `tp4`: each is about every rank."""
+    ranks, on, off = RANKS[part], f"{part}-sm70-e4m3-mtp", f"{part}-sm70-e4m3-mtp-nolong"
+    bounded = {label: _bounded_by_rank(results, label) for label in (on, off)}
+    routes = results[on]["worker_routes"]
+    taken = [rank.get("target/long/bounded", 0) for rank in routes]
+    c1 = _tasks(results, on)["c1"]
+    steps = c1["counted"].get("vllm:spec_decode_num_drafts", 0)
+    layers = FULL_LAYERS[results[on]["scenario"]["kind"]]
+    in_c1 = [rank.get("target/long/bounded", 0) for rank in c1["routes_by_rank"]]
+    return [
+        claim(
+            "Every rank captured its bounded graphs, and none with the long route off",
+            bounded == {on: [16] * ranks, off: [0] * ranks},
+            bounded=bounded,
+            custom_all_reduce=results[on]["facts"].get("custom_all_reduce"),
+            devices=results[on]["facts"].get("devices_by_rank"),
+        ),
         claim(
             "Every rank took them, and each as often as the others",
-            len(ranks) == 2 and ranks[0] == ranks[1] and ranks[0].get("target/long/bounded", 0) > 0,
-            launches=ranks,
+            len(taken) == ranks and min(taken) > 0 and all(rank == routes[0] for rank in routes),
+            launches=routes,
         ),
-        _counted(results, label, "c1", "bounded", "long"),
+        claim(
+            f"C1: long launches of every rank = {layers} layers x verify steps",
+            len(in_c1) == ranks and all(every_step_counted(n, layers, steps) for n in in_c1),
+            launches=c1["routes_by_rank"],
+            verify_steps=steps,
+        ),
+        _counted(results, on, "c1", "bounded", "long"),
+        _counted(results, off, "c1", "ordinary", "paged"),
+        *(
+            _pair(
+                f"{task.upper()}: same tokens with the long route on and off, until a tie",
+                results,
+                on,
+                off,
+                task,
+            )
+            for task in ("c1", "c4")
+        ),
     ]
 
 
-JUDGES = {"dense": judge_dense, "hybrid": judge_hybrid, "long": judge_long, "tp2": judge_tp2}
+JUDGES = {"dense": judge_dense, "hybrid": judge_hybrid, "long": judge_long}
+JUDGES |= {part: partial(judge_tensor_parallel, part) for part in RANKS}
 
 
 def timings(results: Results) -> dict[str, Any]:

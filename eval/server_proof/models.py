@@ -121,6 +121,7 @@ CONFIGS = {
     "hybrid": hybrid_config,
     "hybrid-shallow": lambda: hybrid_config(layers=4),
     "hybrid-tp2": lambda: hybrid_config(ranks=2),
+    "hybrid-tp4": lambda: hybrid_config(ranks=4),
 }
 
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,11 @@ def lay_over(stage: Path, site: Path) -> dict[str, Any]:
     return json.loads((stage / "hashes.json").read_text())
 
 
+def engine_command(scenario: Path, result: Path) -> list[str]:
+    """The program that runs one engine."""
+    return [sys.executable, "-m", "server_proof.engine", str(scenario), str(result)]
+
+
 def run_engines(
     scenarios: list[dict[str, Any]], scratch: Path, limit_s: float, at_once: int
 ) -> dict[str, dict[str, Any]]:
@@ -47,8 +55,7 @@ def run_engines(
             scenario = waiting.pop(0)
             label = scenario["label"]
             (scratch / f"{label}.scenario").write_text(json.dumps(scenario))
-            command = [sys.executable, "-m", "server_proof.engine"]
-            command += [str(scratch / f"{label}.scenario"), str(scratch / f"{label}.json")]
+            command = engine_command(scratch / f"{label}.scenario", scratch / f"{label}.json")
             started[label] = time.time()
             with open(scratch / f"{label}.log", "w") as log:
                 running[label] = subprocess.Popen(
@@ -56,21 +63,43 @@ def run_engines(
                 )
         for label, process in list(running.items()):
             if process.poll() is None and time.time() > until:
-                os.killpg(process.pid, 9)
+                _end_session(process)
                 process.wait()
             if process.poll() is not None:
+                _end_session(process)
                 print(
                     f"{label}: exit {process.returncode}, {time.time() - started[label]:.0f} s",
                     flush=True,
                 )
                 del running[label]
         time.sleep(0.2)
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     for scenario in scenarios:
         written = scratch / f"{scenario['label']}.json"
         if written.exists():
             results[scenario["label"]] = json.loads(written.read_text())
     return results
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """Ends an engine's session: ranks that outlive their engine would keep their GPUs' memory."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def unfinished(
+    scenarios: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Label -> what failed, of every engine that did not do all its tasks."""
+    found: dict[str, Any] = {}
+    for label in (s["label"] for s in scenarios):
+        if label not in results:
+            found[label] = "wrote nothing"
+        elif results[label]["failed"]:
+            found[label] = results[label]["failed"]
+        elif "worker_routes" not in results[label]:  # what an engine writes last
+            found[label] = "ended or was ended (--limit) before its last task was done"
+    return found
 
 
 def main() -> int:
@@ -84,6 +113,13 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300, help="seconds for all engines")
     parser.add_argument("--at-once", type=int, default=7)
     parser.add_argument("--only", nargs="*", help="labels of engines")
+    parser.add_argument(
+        "--engine-options",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="more options of vLLM's LLM for every engine; the evidence names them",
+    )
     options = parser.parse_args()
     scratch = options.scratch / options.part
     shutil.rmtree(scratch, ignore_errors=True)
@@ -93,20 +129,21 @@ def main() -> int:
     for kind in CONFIGS:
         write_model(scratch / "models", kind)
     scenarios = [s for s in PARTS[options.part]() if not options.only or s["label"] in options.only]
+    for scenario in scenarios:
+        scenario["options"] = scenario.get("options", {}) | options.engine_options
     began = time.time()
     results = run_engines(scenarios, scratch, options.limit, options.at_once)
-    failures = {
-        label: result["failed"] for label, result in results.items() if result["failed"]
-    } | {s["label"]: "wrote nothing" for s in scenarios if s["label"] not in results}
+    failures = unfinished(scenarios, results)
     try:
         claims = JUDGES[options.part](results)
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         claims = [{"claim": "all engines finished", "holds": False, "missing": repr(error)}]
     evidence = {
         "part": options.part,
         "hashes": staged,
         "gpu": next((r["facts"]["gpu"] for r in results.values() if "facts" in r), None),
         "note": "functional proof; timings are of this GPU and say nothing about a V100",
+        "engine_options": options.engine_options,
         "seconds": round(time.time() - began, 1),
         "claims": claims,
         "failures": failures,
@@ -128,8 +165,9 @@ def main() -> int:
         print("FAILED", label, text[:300], flush=True)
         log = scratch / f"{label}.log"
         if log.exists():
-            errors = [x for x in log.read_text(errors="replace").splitlines() if "Error" in x]
-            print("\n".join(x[:300] for x in errors[-4:]), flush=True)
+            lines = log.read_text(errors="replace").splitlines()
+            errors = [x for x in lines if "Error" in x]
+            print("\n".join(x[:300] for x in (errors or lines)[-4:]), flush=True)
     print(json.dumps(evidence["timings"]), flush=True)
     return 2 if failures else 0 if all(c["holds"] for c in claims) else 1
 

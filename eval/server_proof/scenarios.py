@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 RAGGED = [17, 33, 64, 100, 129, 255, 256, 300, 512, 777, 1000, 1500, 2047, 3000, 4000, 6000]
 SHORT = [200, 1000, 4000]
 LONG_LIMIT = 262144
 VERIFY = 8
-FULL_LAYERS = {"dense": 4, "hybrid": 2, "hybrid-shallow": 1, "hybrid-tp2": 2}
+FULL_LAYERS = {"dense": 4, "hybrid": 2, "hybrid-shallow": 1, "hybrid-tp2": 2, "hybrid-tp4": 2}
+RANKS = {"tp2": 2, "tp4": 4}
+"""The parts that need several GPUs: ranks of each."""
 
 MTP = {"method": "mtp", "num_speculative_tokens": VERIFY - 1}
 NGRAM = {
@@ -16,6 +19,22 @@ NGRAM = {
     "num_speculative_tokens": VERIFY - 1,
     "prompt_lookup_max": 4,
     "prompt_lookup_min": 2,
+}
+
+UNCOMPILED = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "custom_ops": ["none"]}
+"""The FULL graphs of a service, and no torch.compile: an engine starts a minute sooner."""
+
+WITHOUT_LONG = {"VLLM_SM70_LONG_ATTENTION": "0"}
+
+SEVERAL_GPUS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # as a service runs: engine core and ranks apart
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # No NVLink multicast: on hosts with NVSwitch it takes hold of the fabric that other tenants
+    # share, and a program that dies with it can leave their GPUs out of service. A V100 has none.
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
 
 
@@ -132,7 +151,7 @@ def hybrid() -> list[dict[str, Any]]:
             "fp8_e4m3",
             waves[:3] + timing,
             speculative=MTP,
-            environment={"VLLM_SM70_LONG_ATTENTION": "0"},
+            environment=WITHOUT_LONG,
         ),
         _hybrid(
             "hybrid-triton-e4m3-mtp",
@@ -171,26 +190,42 @@ def long() -> list[dict[str, Any]]:
             "SM70_ATTN",
             "fp8_e4m3",
             tasks,
-            environment={"VLLM_SM70_LONG_ATTENTION": "0"},
+            environment=WITHOUT_LONG,
             **shape,
         ),
     ]
 
 
-def tp2() -> list[dict[str, Any]]:
-    """Two ranks on two GPUs, each with the shapes of a TP4 rank: what every rank selects."""
+def tensor_parallel(part: str) -> list[dict[str, Any]]:
+    """A GPU for each rank, each with the shapes of a TP4 rank: what every rank selects.
+
+    Both engines are on the same GPUs. Their tasks take turns: two kernels that wait for the other
+    ranks would hold up each other.
+    """
+    shape = {
+        "kind": f"hybrid-{part}",
+        "speculative": MTP,
+        "turns": True,
+        "options": {
+            "tensor_parallel_size": RANKS[part],
+            # The KV memory is fixed; this is what has to be free when the second engine starts.
+            "gpu_memory_utilization": 0.3,
+            "compilation_config": UNCOMPILED,
+        },
+    }
+    tasks = [_greedy("c1", [9000], 32), _greedy("c4", [5000] * 4, 32)]
     return [
         _hybrid(
-            "tp2-sm70-e4m3-mtp",
+            f"{part}-sm70-e4m3-mtp{name}",
             "SM70_ATTN",
             "fp8_e4m3",
-            [_greedy("c1", [9000], 32), _greedy("c4", [5000] * 4, 32)],
-            kind="hybrid-tp2",
-            speculative=MTP,
-            options={"tensor_parallel_size": 2},
-            environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+            tasks,
+            environment=SEVERAL_GPUS | switch,
+            **shape,
         )
+        for name, switch in (("", {}), ("-nolong", WITHOUT_LONG))
     ]
 
 
-PARTS = {"dense": dense, "hybrid": hybrid, "long": long, "tp2": tp2}
+PARTS = {"dense": dense, "hybrid": hybrid, "long": long}
+PARTS |= {part: partial(tensor_parallel, part) for part in RANKS}

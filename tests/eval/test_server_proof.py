@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import hashlib
 import json
+import os
 import re
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from server_proof import judge, verify
-from server_proof.engine import prompt_of, repetitive_prompt
+from server_proof import judge, run, verify
+from server_proof.engine import prompt_of, repetitive_prompt, turn
 from server_proof.models import CONFIGS
 from server_proof.scenarios import FULL_LAYERS, PARTS
 from server_proof.stage import StageError, stage
@@ -161,24 +164,159 @@ def test_parts_are_well_formed() -> None:
             arriving = sum(any(t["task"] == "barrier" for t in s["tasks"]) for s in scenarios())
             assert task["parties"] == arriving
     assert FULL_LAYERS["dense"] == CONFIGS["dense"]()["num_hidden_layers"]
-    for kind in ("hybrid", "hybrid-shallow", "hybrid-tp2"):
+    for kind in FULL_LAYERS.keys() - {"dense"}:
         layers = CONFIGS[kind]()["text_config"]["layer_types"]
         assert layers.count("full_attention") == FULL_LAYERS[kind]
 
 
-def test_ranks_that_differ_fail_their_claim() -> None:
-    facts = {"graphs_by_rank": [{"FULL bounded 262144": 16}] * 2}
-    routes = {"target/long/bounded": 128}
-    result = {
-        "scenario": {"kind": "hybrid-tp2"},
-        "facts": facts,
-        "worker_routes": [routes, dict(routes)],
-        "tasks": {"c1": wave([ONE], counted=counted(64, 32))},
+def rank_results(part: str) -> dict:
+    """Results that satisfy every claim of a part with several ranks."""
+    ranks = {"tp2": 2, "tp4": 4}[part]
+    results = {}
+    for scenario in PARTS[part]():
+        off = scenario["label"].endswith("nolong")
+        route = "target/paged/ordinary" if off else "target/long/bounded"
+        c1 = wave([copy.deepcopy(ONE)], margins(ONE, ONE, 1.0))
+        c1["counted"] = {
+            f"vllm:attention_route_launches {route}": 64,
+            "vllm:spec_decode_num_drafts": 32,
+        }
+        c1["routes_by_rank"] = [{route: 64} for _ in range(ranks)]
+        graphs = {"FULL": 16} | ({} if off else {"FULL bounded 262144": 16})
+        results[scenario["label"]] = {
+            "scenario": scenario,
+            "facts": {"graphs_by_rank": [dict(graphs) for _ in range(ranks)]},
+            "worker_routes": [{route: 128, "draft/paged/eager": 9} for _ in range(ranks)],
+            "tasks": {"c1": c1, "c4": wave([ONE], margins(ONE, ONE, 1.0))},
+        }
+    return results
+
+
+def refuted(part: str, results: dict) -> list[str]:
+    return [c["claim"] for c in judge.JUDGES[part](results) if not c["holds"]]
+
+
+SEVERAL_RANKS = pytest.mark.parametrize("part", ["tp2", "tp4"])
+CAPTURED, TAKEN = "Every rank captured", "Every rank took them"
+STEPPED, SAME = "C1: long launches of every rank", "C1: same tokens"
+
+
+@SEVERAL_RANKS
+def test_ranks_of_which_all_holds(part: str) -> None:
+    assert refuted(part, rank_results(part)) == []
+
+
+def _lose_a_rank(on: dict, off: dict) -> None:
+    for ranks in (on["facts"]["graphs_by_rank"], on["worker_routes"]):
+        ranks.pop()
+    on["tasks"]["c1"]["routes_by_rank"].pop()
+
+
+def _capture_less(on: dict, off: dict) -> None:
+    on["facts"]["graphs_by_rank"][-1]["FULL bounded 262144"] = 15
+
+
+def _capture_where_the_route_is_off(on: dict, off: dict) -> None:
+    off["facts"]["graphs_by_rank"][-1]["FULL bounded 262144"] = 16
+
+
+def _take_them_less_often(on: dict, off: dict) -> None:
+    on["worker_routes"][-1]["target/long/bounded"] = 126
+
+
+def _take_another_route_too(on: dict, off: dict) -> None:
+    on["worker_routes"][-1]["target/paged/eager"] = 2
+
+
+def _never_take_them(on: dict, off: dict) -> None:
+    for rank in on["worker_routes"]:
+        del rank["target/long/bounded"]
+
+
+def _count_half_a_step(on: dict, off: dict) -> None:
+    on["tasks"]["c1"]["routes_by_rank"][-1]["target/long/bounded"] = 65
+
+
+def _miss_a_step(on: dict, off: dict) -> None:
+    on["tasks"]["c1"]["routes_by_rank"][-1]["target/long/bounded"] = 62
+
+
+def _answer_otherwise(on: dict, off: dict) -> None:
+    off["tasks"]["c1"]["rounds"][0]["tokens"][1][0] = 9
+
+
+@SEVERAL_RANKS
+@pytest.mark.parametrize(
+    ("spoil", "claims"),
+    [
+        (_lose_a_rank, [CAPTURED, TAKEN, STEPPED]),
+        (_capture_less, [CAPTURED]),
+        (_capture_where_the_route_is_off, [CAPTURED]),
+        (_take_them_less_often, [TAKEN]),
+        (_take_another_route_too, [TAKEN]),
+        (_never_take_them, [TAKEN]),
+        (_count_half_a_step, [STEPPED]),
+        (_miss_a_step, [STEPPED]),
+        (_answer_otherwise, [SAME]),
+    ],
+)
+def test_a_rank_that_is_amiss_fails_its_claim(part: str, spoil, claims: list[str]) -> None:
+    results = rank_results(part)
+    spoil(*results.values())
+    failed = refuted(part, results)
+    assert len(failed) == len(claims)
+    assert all(f.startswith(c) for f, c in zip(failed, claims, strict=True))
+
+
+@SEVERAL_RANKS
+def test_each_rank_has_the_shapes_of_a_tp4_rank(part: str) -> None:
+    alone = CONFIGS["hybrid"]()["text_config"]
+    for scenario in PARTS[part]():
+        ranks = scenario["options"]["tensor_parallel_size"]
+        shared = CONFIGS[scenario["kind"]]()["text_config"]
+        for name in ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads",
+                     "linear_num_value_heads", "intermediate_size"):  # fmt: skip
+            assert shared[name] == ranks * alone[name]
+        assert part == f"tp{ranks}"
+        assert scenario["environment"]["NCCL_NVLS_ENABLE"] == "0"
+
+
+def test_an_engine_that_did_not_do_all_its_tasks_has_failed() -> None:
+    scenarios = [{"label": x} for x in ("done", "silent", "wrong", "ended")]
+    results = {
+        "done": {"failed": [], "worker_routes": [{}]},
+        "wrong": {"failed": [{"task": "c1", "error": "E"}], "worker_routes": [{}]},
+        "ended": {"failed": [], "tasks": {"c1": {}}},
     }
-    assert all(c["holds"] for c in judge.judge_tp2({"tp2-sm70-e4m3-mtp": result}))
-    result["worker_routes"][1]["target/long/bounded"] = 126
-    failed = [c["claim"] for c in judge.judge_tp2({"tp2-sm70-e4m3-mtp": result}) if not c["holds"]]
-    assert failed == ["Every rank took them, and each as often as the others"]
+    found = run.unfinished(scenarios, results)
+    assert set(found) == {"silent", "wrong", "ended"} and "--limit" in found["ended"]
+
+
+def test_engines_that_take_turns_exclude_each_other(tmp_path: Path) -> None:
+    with turn(tmp_path, True), open(tmp_path / "turns.lock") as other:
+        with turn(tmp_path, False):
+            pass  # whoever takes no turns does not wait
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(tmp_path / "turns.lock") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_what_an_engine_leaves_behind_ends_with_it(tmp_path: Path, monkeypatch) -> None:
+    """A rank outlives its engine: it holds the write end of a pipe until it is ended."""
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    code = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '60'], stdout=open(sys.argv[1], 'w'))"
+    )
+    monkeypatch.setattr(run, "engine_command", lambda *_: [sys.executable, "-c", code, str(fifo)])
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run.run_engines([{"label": "x"}], tmp_path, 60, 1) == {}
+        os.set_blocking(reader, True)
+        assert os.read(reader, 1) == b""  # the end of file: nobody holds the other end
+    finally:
+        os.close(reader)
 
 
 def test_prompts_are_the_same_in_every_engine() -> None:
