@@ -63,6 +63,9 @@ class Engine:
             options.setdefault("compilation_config", {"cudagraph_mode": "FULL_AND_PIECEWISE"})
         if scenario.get("kv_gib"):
             options["kv_cache_memory_bytes"] = int(scenario["kv_gib"] * 2**30)
+            # The cache has its size; the share is only what has to be free at the start, where
+            # other engines of the part have theirs already.
+            options.setdefault("gpu_memory_utilization", 0.3)
         model = scratch / "models" / scenario["kind"]
         if not (model / "tokenizer_config.json").exists():
             write_model(model.parent, scenario["kind"])

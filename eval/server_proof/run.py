@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
+import filecmp
 import json
 import os
 import shutil
@@ -33,6 +34,8 @@ def lay_over(stage: Path, site: Path) -> dict[str, Any]:
     for source in sorted((stage / "vllm").rglob("*")):
         if source.is_file():
             target = site / "vllm" / source.relative_to(stage / "vllm")
+            if target.exists() and filecmp.cmp(source, target, shallow=False):
+                continue  # another part's engines may be reading it
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
     compileall.compile_dir(site / "vllm" / "v1", quiet=2, workers=0)

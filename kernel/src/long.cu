@@ -36,28 +36,45 @@
 
 namespace sm70 {
 
+// 16 bytes of Q, or zero where `live` is false: one predicated load, no branch.
+__device__ __forceinline__ uint4 load_query(bool live, const __half* p) {
+  uint4 v;
+  asm volatile(
+      "{.reg .pred live; setp.ne.u32 live,%5,0;\n"
+      "mov.u32 %0,0; mov.u32 %1,0; mov.u32 %2,0; mov.u32 %3,0;\n"
+      "@live ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(p), "r"(static_cast<u32>(live)));
+  return v;
+}
+
 // Q of a run into shared memory, in the order of multiplication: dims 0 2 1 3 of every four, as
-// the conversion of K leaves them. By the value warps, who have nothing else to do yet.
+// the conversion of K leaves them. By the value warps, who have nothing else to do yet. All CTAs of
+// a request want the same 24 KB at the same time: each begins elsewhere, so that they do not queue
+// at one slice of L2 after the other.
 __device__ __forceinline__ void stage_query(const LongArgs& args, LongShared& sh,
                                             const LongRequest& request, int thread, int head) {
-  const int lane = opaque(thread & 31), warp = opaque(thread >> 5 & 3);
+  const int lane = opaque(thread & 31), warp = opaque((thread >> 5 ^ blockIdx.x) & 3);
+  const __half* q = static_cast<const __half*>(args.q) + request.first_token * args.q_token_stride +
+                    head * kLongGroup * args.q_head_stride;
+  int tile = (blockIdx.x >> 2) % 6;  // of eight rows
   uint4 x[12];
 #pragma unroll
-  for (int j = 0; j < 12; j++) {
-    const int step = (lane >> 3) + (warp + (j & 1) * 4) * 4, row = (j >> 1) * 8 + (lane & 7);
-    const int token = row / kLongGroup;
-    x[j] = make_uint4(0, 0, 0, 0);
-    if (token < request.tokens)
-      x[j] = load_stream128(
-          static_cast<const __half*>(args.q) + (request.first_token + token) * args.q_token_stride +
-          (head * kLongGroup + row - token * kLongGroup) * args.q_head_stride + step * 8);
+  for (int j = 0; j < 12; j += 2, tile = tile == 5 ? 0 : tile + 1) {
+    const int row = tile * 8 + (lane & 7), token = row / kLongGroup;
+    const __half* p = q + token * args.q_token_stride +
+                      (row - token * kLongGroup) * args.q_head_stride + (lane >> 3) * 8 + warp * 32;
+    x[j] = load_query(token < request.tokens, p);
+    x[j + 1] = load_query(token < request.tokens, p + 128);
   }
+  u8* to = sh.query + ((lane >> 3) + warp * 4) * kQueryStepBytes + (lane & 7) * 16;
+  tile = (blockIdx.x >> 2) % 6;
 #pragma unroll
   for (int j = 0; j < 12; j++) {
-    const int step = (lane >> 3) + (warp + (j & 1) * 4) * 4, row = (j >> 1) * 8 + (lane & 7);
-    *reinterpret_cast<uint4*>(sh.query + step * kQueryStepBytes + row * 16) =
+    *reinterpret_cast<uint4*>(to + (j & 1) * 16 * kQueryStepBytes + tile * 128) =
         make_uint4(__byte_perm(x[j].x, x[j].y, 0x5410), __byte_perm(x[j].x, x[j].y, 0x7632),
                    __byte_perm(x[j].z, x[j].w, 0x5410), __byte_perm(x[j].z, x[j].w, 0x7632));
+    if (j & 1) tile = tile == 5 ? 0 : tile + 1;
   }
 }
 
@@ -99,8 +116,11 @@ __device__ __forceinline__ void split(const LongArgs& args, LongShared& sh) {
                        first_group;
     const int head_slot = (run.index * gridDim.z + head) * args.slots;
     const int* table = args.block_table + run.index * args.table_stride;
-    auto page_of = [&](const GroupPlace& place) {
-      return static_cast<long long>(safe_page(table[place.column], args.num_pages));
+    auto entry_of = [&](const GroupPlace& place) {
+      return static_cast<int>(load_stream32(table + place.column));
+    };
+    auto page_of = [&](int entry) {
+      return static_cast<long long>(safe_page(entry, args.num_pages));
     };
     const PageShape pages = {args.groups_per_page, args.page_magic};
 
@@ -111,21 +131,26 @@ __device__ __forceinline__ void split(const LongArgs& args, LongShared& sh) {
     if (scores) {
       if (warp < groups) {  // the first K, before all else
         const GroupPlace place = place_group(first_group + warp, pages);
-        stage.load(keys + page_of(place) * args.k_page_stride +
+        stage.load(keys + page_of(entry_of(place)) * args.k_page_stride +
                        static_cast<long long>(place.row) * args.k_token_stride,
                    args.k_token_stride);
       }
     } else {
+      // The first entry is asked for before Q, or it would wait behind Q and K of all SMs.
+      int g = thread - kRoleThreads;
+      GroupPlace place = place_group(first_group + g, pages);
+      int entry = g < groups ? entry_of(place) : 0;
       if (new_request) stage_query(args, sh, request, thread, head);
-      for (int g = thread - kRoleThreads; g < groups; g += kRoleThreads) {
-        const GroupPlace place = place_group(first_group + g, pages);
-        const long long page = page_of(place);
+      while (g < groups) {
+        const long long page = page_of(entry);
         sh.key_offset[g] = static_cast<u32>(
             (page * args.k_page_stride + static_cast<long long>(place.row) * args.k_token_stride) >>
             3);
         sh.value_offset[g] = static_cast<u32>(
             (page * args.v_page_stride + static_cast<long long>(place.row) * args.v_token_stride) >>
             3);
+        g += kRoleThreads;
+        if (g < groups) place = place_group(first_group + g, pages), entry = entry_of(place);
       }
     }
     __syncthreads();

@@ -22,12 +22,12 @@ constexpr int kLongMaxContext = 262144;
 
 constexpr int kLongThreads = 256;
 constexpr int kLongCtas = 80;  // per KV head: the SMs of a V100, on any GPU
-// The join: CTAs of a request and KV head, their threads, and up to how many requests times KV
-// heads the first form is the faster.
+// The join: CTAs of a request and KV head, their threads, and for how many requests times KV heads
+// the CTAs of the first form are on the SMs all at once (two an SM).
 constexpr int kLongFragments = 48;  // of a partial O, 512 bytes each
 constexpr int kLongJoinFewThreads = 320;
 constexpr int kLongJoinManyCtas = kLongFragments, kLongJoinManyThreads = kLongJoinFewThreads;
-constexpr int kLongJoinFewMost = 8;
+constexpr int kLongJoinFewMost = 3;
 
 // A tile is 64 tokens. A *leaf* is a run of tiles with its own maximum and sum; kLongBlock leaves
 // in a row are a *block*. Leaves are even parts of the request, so blocks are too: four requests
@@ -37,7 +37,7 @@ constexpr int kLongGroupTokens = 16;  // tokens that surely share a page
 constexpr int kLongTileGroups = kLongTileTokens / kLongGroupTokens;
 constexpr int kLongBlock = 4;
 constexpr int kLongLeaves = 80;
-constexpr int kLongMinLeafTiles = 3;
+constexpr int kLongMinLeafTiles = 3;  // even parts of at least two tiles: long_value.cuh needs them
 constexpr int kLongMaxLeafTiles = 26;  // a longer request has twice as many leaves
 
 SM70_LONG_BOTH int long_tiles(int len) { return (len + kLongTileTokens - 1) / kLongTileTokens; }

@@ -26,13 +26,15 @@ struct LongRequest {
 // Reads the request; one with no query token, more than eight, no length, or a length above the
 // contract takes no part: nothing of it is read and its output rows are left as they are.
 __device__ __forceinline__ LongRequest read_request(const LongArgs& args, int index) {
-  LongRequest r = {0, 0, 0, 0, 0, 0};
-  if (index >= args.requests) return r;
-  r.first_token = args.query_start_loc[index];
-  r.tokens = args.query_start_loc[index + 1] - r.first_token;
-  r.len = args.seq_lens[index];
-  if (r.tokens < 1 || r.tokens > kLongQueryTokens || r.len < 1 || r.len > args.max_len) return r;
-  r.tiles = long_tiles(r.len);
+  const bool exists = index < args.requests;
+  const int at = exists ? index : 0;  // no branch: the loads go out together
+  LongRequest r;
+  r.first_token = args.query_start_loc[at];
+  r.tokens = args.query_start_loc[at + 1] - r.first_token;
+  r.len = args.seq_lens[at];
+  const bool live = exists & (r.tokens >= 1) & (r.tokens <= kLongQueryTokens) & (r.len >= 1) &
+                    (r.len <= args.max_len);
+  r.tiles = live ? long_tiles(r.len) : 0;
   r.leaves = long_leaves(r.tiles);
   r.leaf_magic = r.leaves > 1 ? 0xffffffffu / r.leaves + 1 : 0;
   return r;
@@ -69,12 +71,12 @@ __device__ __forceinline__ int deal_runs(const LongArgs& args, int cta, int* run
 
   auto cut = [&](int part) {  // leaves of this request before the cut
     const int at = total * part / kLongCtas - start;
-    if (at <= 0) return 0;
-    if (at >= r.tiles) return r.leaves;
     const float leaf = at * leaves_per_tile;
     const int block =
         min(static_cast<int>(leaf * (1.0f / kLongBlock) + 0.5f) * kLongBlock, r.leaves);
-    return abs(r.leaf_begin(block) - at) <= close ? block : static_cast<int>(leaf + 0.5f);
+    const int nearest =
+        abs(r.leaf_begin(block) - at) <= close ? block : static_cast<int>(leaf + 0.5f);
+    return at <= 0 ? 0 : at >= r.tiles ? r.leaves : nearest;
   };
   const int first = cut(cta), last = cut(cta + 1);
   const u32 having = __ballot_sync(~0u, last > first);

@@ -18,11 +18,11 @@ constexpr int kJoinBlocks = 2 * kLongLeaves / kLongBlock;  // of a request, at m
 constexpr int kSlotWords = kLongFragments * 32;
 
 struct JoinShared {
-  float weight_before[kJoinBlocks][kLongBlock][8];
-  float weight_leaf[kJoinBlocks][kLongBlock][8];
+  u32 weight_before[kJoinBlocks][kLongBlock][8];
+  u32 weight_leaf[kJoinBlocks][kLongBlock][8];
   float2 stats[kJoinBlocks][8];
-  float weight[kJoinBlocks][8];       // of a block in the request
-  float out[kJoinChains - 1][32][8];  // of the other chains
+  float weight[kJoinBlocks][8];   // of a block in the request
+  float out[kJoinChains][8][32];  // of every chain
 };
 
 // Bit e: slot e of these four holds a result. Slots behind the request's leaves keep what an
@@ -48,14 +48,16 @@ struct LeafStats {
   __device__ __forceinline__ void fold(JoinShared& sh, int block, int row, int leaves_left) const {
     const u32 bits = present_bits(held, leaves_left);
     float maximum = leaf[0].x, sum = leaf[0].y;
+    if (bits > 1) {
 #pragma unroll
-    for (int e = 1; e < kLongBlock; e++)
-      if (bits >> e & 1) {
+      for (int e = 1; e < kLongBlock; e++) {  // no branches: the weights are no part of the chain
+        const bool present = bits >> e & 1;
         const FoldWeights w = fold_weights(maximum, sum, leaf[e].x, leaf[e].y);
-        maximum = w.maximum, sum = w.sum;
+        maximum = present ? w.maximum : maximum, sum = present ? w.sum : sum;
         sh.weight_before[block][e][row] = w.before;
         sh.weight_leaf[block][e][row] = w.leaf;
       }
+    }
     sh.stats[block][row] = make_float2(maximum, sum);
   }
 };
@@ -88,10 +90,10 @@ __device__ __forceinline__ int fragment_row(int lane) { return (lane >> 4) * 4 +
 // Folds leaf e of a block into y, and adds a block to the chain.
 __device__ __forceinline__ void fold_leaf(const JoinShared& sh, int block, int e, int row, uint4& y,
                                           uint4 leaf) {
-  const float before0 = sh.weight_before[block][e][row];
-  const float before1 = sh.weight_before[block][e][row + 2];
-  const float leaf0 = sh.weight_leaf[block][e][row];
-  const float leaf1 = sh.weight_leaf[block][e][row + 2];
+  const u32 before0 = sh.weight_before[block][e][row];
+  const u32 before1 = sh.weight_before[block][e][row + 2];
+  const u32 leaf0 = sh.weight_leaf[block][e][row];
+  const u32 leaf1 = sh.weight_leaf[block][e][row + 2];
   y.x = fold_halves(y.x, leaf.x, before0, leaf0);
   y.y = fold_halves(y.y, leaf.y, before1, leaf1);
   y.z = fold_halves(y.z, leaf.z, before0, leaf0);
@@ -109,23 +111,20 @@ __device__ __forceinline__ void add_block(const JoinShared& sh, int block, int r
   }
 }
 
-__device__ __forceinline__ void write_fragment(const LongArgs& args, const LongRequest& request,
-                                               int fragment, int head, int lane,
-                                               const float (&out)[8]) {
+// Value i of a lane of a fragment, to its place in the output.
+__device__ __forceinline__ void write_value(const LongArgs& args, const LongRequest& request,
+                                            int fragment, int head, int lane, int i, float value) {
   const int t = lane & 3, quadpair = lane >> 2 & 3;
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const int query_row = (fragment % 12 >> 1) * 8 + fragment_row(lane) + (i & 2);
-    const int token = query_row / kLongGroup;
-    // The column order that the E4M3 conversion left: dims 0 2 1 3 of every four.
-    const int dim = 64 * (fragment / 12) + (quadpair * 2 + (i >> 2)) * 8 + 4 * (fragment & 1) +
-                    (i & 1) * 2 + (t >> 1);
-    if (token < request.tokens)
-      static_cast<__half*>(
-          args.out)[(request.first_token + token) * args.out_token_stride +
-                    (head * kLongGroup + query_row - token * kLongGroup) * args.out_head_stride +
-                    dim] = __float2half(out[i]);
-  }
+  const int query_row = (fragment % 12 >> 1) * 8 + fragment_row(lane) + (i & 2);
+  const int token = query_row / kLongGroup;
+  // The column order that the E4M3 conversion left: dims 0 2 1 3 of every four.
+  const int dim = 64 * (fragment / 12) + (quadpair * 2 + (i >> 2)) * 8 + 4 * (fragment & 1) +
+                  (i & 1) * 2 + (t >> 1);
+  if (token < request.tokens)
+    static_cast<__half*>(
+        args.out)[(request.first_token + token) * args.out_token_stride +
+                  (head * kLongGroup + query_row - token * kLongGroup) * args.out_head_stride +
+                  dim] = __float2half(value);
 }
 
 // Turns: blocks of a chain that are asked for at once. Most requests have 20 blocks, two a chain.
@@ -141,6 +140,7 @@ __device__ __forceinline__ void join_results(const LongArgs& args, JoinShared& s
 
   // Asked for together with the request: nothing waits for more than two loads in a row. What an
   // earlier launch left behind the request's leaves is read too, and not used.
+  const LongRequest request = read_request(args, blockIdx.y);
   const int stat_block = thread >> 3, stat_row = thread & 7;
   LeafStats stats;
   if (stat_block < slot_blocks)
@@ -154,7 +154,6 @@ __device__ __forceinline__ void join_results(const LongArgs& args, JoinShared& s
     }
   };
   load_held(0);
-  const LongRequest request = read_request(args, blockIdx.y);
   if (!request.leaves) return;
   const int blocks = (request.leaves + kLongBlock - 1) / kLongBlock;
 
@@ -200,24 +199,20 @@ __device__ __forceinline__ void join_results(const LongArgs& args, JoinShared& s
     load_held(pass);
     load_partials(pass);
   }
-  if (chain) {
 #pragma unroll
-    for (int k = 0; k < 8; k++) sh.out[chain - 1][lane][k] = out[k];
-  }
+  for (int k = 0; k < 8; k++) sh.out[chain][k][lane] = out[k];
   __syncthreads();
-  if (chain) return;
-  float upper[8];
+  if (chain >= 8) return;
+  // Warp k adds the chains of value k of every lane.
+  float sum[2];
 #pragma unroll
-  for (int k = 0; k < 8; k++) {
-    upper[k] = sh.out[kJoinHalf - 1][lane][k];
+  for (int h = 0; h < 2; h++) {
+    sum[h] = sh.out[h * kJoinHalf][chain][lane];
 #pragma unroll
-    for (int c = 1; c < kJoinHalf; c++) {
-      out[k] = __fadd_rn(out[k], sh.out[c - 1][lane][k]);
-      upper[k] = __fadd_rn(upper[k], sh.out[kJoinHalf + c - 1][lane][k]);
-    }
-    out[k] = __fadd_rn(out[k], upper[k]);
+    for (int c = 1; c < kJoinHalf; c++)
+      sum[h] = __fadd_rn(sum[h], sh.out[h * kJoinHalf + c][chain][lane]);
   }
-  write_fragment(args, request, fragment, head, lane, out);
+  write_value(args, request, fragment, head, lane, chain, __fadd_rn(sum[0], sum[1]));
 }
 
 }  // namespace sm70

@@ -216,7 +216,7 @@ __device__ __forceinline__ void score_run(const LongArgs& args, LongShared& sh, 
         for (int r = 0; r < 12; r++) sh.factor[buffer][base + slot_row(r)] = x[r];
       }
     }
-    if (thread == 0) sh.raised[buffer] = raise;
+    if (thread == 0) sh.raised[buffer] = raise && !leaf_begins;
 
 #pragma unroll
     for (int j = 0; j < 3; j++)

@@ -29,11 +29,11 @@ struct __align__(128) LongShared {
   u8 query[kQuerySteps * kQueryStepBytes];
   u8 key[4][kKeyStageBytes];
   u8 prob[2][kProbBytes];
-  float factor[2][kLongRows];         // of the old O, for a tile that raised the maxima
-  float reduce[4][kLongRows];         // one row of values per score warp
-  float leaf_scale[2][kLongRows];     // 1 / sum of a leaf, with the V scale
-  float weight_before[2][kLongRows];  // of the block so far
-  float weight_leaf[2][kLongRows];
+  float factor[2][kLongRows];       // of the old O, for a tile that raised the maxima
+  float reduce[4][kLongRows];       // one row of values per score warp
+  float leaf_scale[2][kLongRows];   // 1 / sum of a leaf, with the V scale
+  u32 weight_before[2][kLongRows];  // of the block so far
+  u32 weight_leaf[2][kLongRows];
   int raised[2];  // the tile raised the maxima
   int run_count, pad;
   int runs[kLongRequests * kRunWords];

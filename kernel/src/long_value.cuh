@@ -13,6 +13,42 @@
 
 namespace sm70 {
 
+// Normalises O of a leaf; folds it into the block so far, if this leaf does not begin one; puts it
+// where it goes on: into the workspace if it ends a result. `row`: of the lane's first value in a
+// row tile. Two copies, because a branch around every fold would keep the conversions of one row
+// tile from running behind the sums of the one before.
+template <bool Folds>
+__device__ __forceinline__ void finish_leaf(const LongShared& sh, const float (&acc)[6][2][8],
+                                            int parity, int row, uint4* block, uint4* result,
+                                            bool last) {
+#pragma unroll
+  for (int j = 0; j < 6; j++) {
+    uint4 so_far[2];
+    if (Folds) so_far[0] = block[j * 64], so_far[1] = block[j * 64 + 32];
+    const float* scale = sh.leaf_scale[parity] + row + j * 8;
+    const u32* before = sh.weight_before[parity] + row + j * 8;
+    const u32* leaf = sh.weight_leaf[parity] + row + j * 8;
+    const float s0 = scale[0], s1 = scale[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      const float (&o)[8] = acc[j][n];
+      uint4 x = make_uint4(pack_halves(o[0] * s0, o[1] * s0), pack_halves(o[2] * s1, o[3] * s1),
+                           pack_halves(o[4] * s0, o[5] * s0), pack_halves(o[6] * s1, o[7] * s1));
+      if (Folds) {
+        x.x = fold_halves(so_far[n].x, x.x, before[0], leaf[0]);
+        x.y = fold_halves(so_far[n].y, x.y, before[2], leaf[2]);
+        x.z = fold_halves(so_far[n].z, x.z, before[0], leaf[0]);
+        x.w = fold_halves(so_far[n].w, x.w, before[2], leaf[2]);
+      }
+      if (last) {
+        result[(j * 2 + n) * 32] = x;
+      } else {
+        block[(j * 2 + n) * 32] = x;
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ void value_run(const LongArgs& args, LongShared& sh, const LongRun& run,
                                           int begin_tile, int groups, const u8* values, int thread,
                                           int head_slot) {
@@ -27,10 +63,13 @@ __device__ __forceinline__ void value_run(const LongArgs& args, LongShared& sh, 
   const u32 lane_probs = shared_address(sh.prob[0]) + lane.operand_row() * 16;
 
   float acc[6][2][8];
+  auto clear = [&] {  // not a product with 0: a NaN of one request must not reach the next
 #pragma unroll
-  for (int j = 0; j < 6; j++)
+    for (int j = 0; j < 6; j++)
 #pragma unroll
-    for (int i = 0; i < 16; i++) acc[j][i >> 3][i & 7] = 0;
+      for (int i = 0; i < 16; i++) acc[j][i >> 3][i & 7] = 0;
+  };
+  clear();
 
   uint2 v[4][4];  // the next four groups of 16 tokens
   auto load = [&](uint2(&to)[4], int group) {
@@ -64,23 +103,18 @@ __device__ __forceinline__ void value_run(const LongArgs& args, LongShared& sh, 
   for (int i = 0; i < 4; i++) load(v[i], i);
   int leaf = run.first;
   int leaf_end = request.leaf_begin(leaf + 1) - begin_tile;
-  bool leaf_begins = true;
 
   for (int tile = 0, group = 0; tile < tiles; tile++, group += kLongTileGroups) {
     const int buffer = tile & 1;
     barrier_sync_pair<kBarrierProbFull, kLongThreads>(buffer);
-    if (leaf_begins || sh.raised[buffer]) {
+    if (sh.raised[buffer]) {
       const int id = opaque(lane.id);
       const float* factor = sh.factor[buffer] + (id >> 4) * 4 + (id & 1);
 #pragma unroll
       for (int j = 0; j < 6; j++) {
         const float f0 = factor[j * 8], f1 = factor[j * 8 + 2];
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-          float& o = acc[j][i >> 3][i & 7];
-          // Not a product at the start: a NaN of one request must not reach the next.
-          o = leaf_begins ? 0.0f : o * (i & 2 ? f1 : f0);
-        }
+        for (int i = 0; i < 16; i++) acc[j][i >> 3][i & 7] *= i & 2 ? f1 : f0;
       }
     }
     u32 probs = lane_probs + buffer * kProbBytes;
@@ -102,51 +136,29 @@ __device__ __forceinline__ void value_run(const LongArgs& args, LongShared& sh, 
       }
     }
 
-    leaf_begins = tile + 1 == leaf_end;
-    if (leaf_begins) {  // the leaf is complete: normalise it, fold it, write what is finished
+    // Before a leaf is finished, so that the score warps go on meanwhile. They cannot come around
+    // to this parity of leaf_scale and the weights: a leaf has two tiles at least, and P two
+    // buffers.
+    if (tile + 2 < tiles) barrier_arrive_pair<kBarrierProbFree, kLongThreads>(buffer);
+    if (tile + 1 == leaf_end) {
       const LeafFate fate = leaf_fate(leaf, run.first, run.last);
       const int parity = leaf & 1;
       barrier_sync_pair<kBarrierWeights, kLongThreads>(parity);
       const int id = opaque(lane.id), w = opaque(warp);
       const int row = (id >> 4) * 4 + (id & 1);  // and row + 2
-      uint4* out = static_cast<uint4*>(args.partial_out) +
-                   (static_cast<size_t>(head_slot + fate.slot) * kLongFragments + w * 12) * 32 + id;
+      uint4* result = static_cast<uint4*>(args.partial_out) +
+                      (static_cast<size_t>(head_slot + fate.slot) * kLongFragments + w * 12) * 32 +
+                      id;
       uint4* block = reinterpret_cast<uint4*>(sh.block_out) + w * 12 * 32 + id;
-#pragma unroll
-      for (int j = 0; j < 6; j++) {
-        const float s0 = sh.leaf_scale[parity][row + j * 8];
-        const float s1 = sh.leaf_scale[parity][row + j * 8 + 2];
-        float before0 = 0, before1 = 0, leaf0 = 0, leaf1 = 0;
-        if (!fate.first) {
-          before0 = sh.weight_before[parity][row + j * 8];
-          before1 = sh.weight_before[parity][row + j * 8 + 2];
-          leaf0 = sh.weight_leaf[parity][row + j * 8];
-          leaf1 = sh.weight_leaf[parity][row + j * 8 + 2];
-        }
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-          const float (&o)[8] = acc[j][n];
-          uint4 x =
-              make_uint4(pack_halves(o[0] * s0, o[1] * s0), pack_halves(o[2] * s1, o[3] * s1),
-                         pack_halves(o[4] * s0, o[5] * s0), pack_halves(o[6] * s1, o[7] * s1));
-          if (!fate.first) {
-            const uint4 b = block[(j * 2 + n) * 32];
-            x.x = fold_halves(b.x, x.x, before0, leaf0);
-            x.y = fold_halves(b.y, x.y, before1, leaf1);
-            x.z = fold_halves(b.z, x.z, before0, leaf0);
-            x.w = fold_halves(b.w, x.w, before1, leaf1);
-          }
-          if (fate.last) {
-            out[(j * 2 + n) * 32] = x;
-          } else {
-            block[(j * 2 + n) * 32] = x;
-          }
-        }
+      if (fate.first) {
+        finish_leaf<false>(sh, acc, parity, row, block, result, fate.last);
+      } else {
+        finish_leaf<true>(sh, acc, parity, row, block, result, fate.last);
       }
+      clear();
       leaf++;
       leaf_end = request.leaf_begin(leaf + 1) - begin_tile;
     }
-    if (tile + 2 < tiles) barrier_arrive_pair<kBarrierProbFree, kLongThreads>(buffer);
   }
 }
 

@@ -258,6 +258,15 @@ def test_bits_do_not_depend_on_the_batch_and_nan_queries_stay_in_their_request()
     assert batch.error(out, 2) < TOLERANCE
 
 
+def test_leaves_of_two_tiles_in_a_row_on_one_cta_race_with_nothing():
+    """The score warps run ahead while the value warps finish a leaf, furthest when leaves are
+    short: 448 tokens are leaves of 2, 2 and 3 tiles, all of one CTA beside 40,000 tokens."""
+    case = Case([448, 448, 256, 40_000], page=1648)
+    out = case.run(races=True)
+    assert max(case.error(out, b) for b in range(3)) < TOLERANCE
+    assert out.tobytes() == case.run(reverse=True).tobytes()
+
+
 def test_requests_that_the_contract_excludes_are_left_alone():
     case = Case([300, 40, 40, 200], tokens=[8, 9, 8, 0], page=64, max_len=256)
     case.table_dev.np[2, 0] = 1 << 30  # a page that does not exist: some page is read, no other

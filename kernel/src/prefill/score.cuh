@@ -293,7 +293,7 @@ __device__ __forceinline__ void score_role(const PrefillArgs& a, const PrefillTi
     barrier_arrive_pair<kFull, kPrefillThreads>(~tile.steps & 1);
   }
   soft.finish();
-  __syncthreads();
+  barrier_arrive<kSums, kPrefillThreads>();
 }
 
 }  // namespace sm70

@@ -38,8 +38,9 @@ struct PrefillShape {
   static_assert(kInverseOffset + kRows * 4 == prefill_shared_bytes(D), "host and device differ");
 };
 
-// Named barriers. P buffer b: full kFull + b, empty kEmpty + b; kScore is among the score warps.
-enum PrefillBarrier { kScore = 1, kFull = 2, kEmpty = 4 };
+// Named barriers. P buffer b: full kFull + b, empty kEmpty + b; kScore is among the score warps;
+// kSums: 1 / the sums of the rows are written.
+enum PrefillBarrier { kScore = 1, kFull = 2, kEmpty = 4, kSums = 6 };
 
 // The place of 16-byte chunk `chunk` of K row `row`: such that the eight lanes of a quarter-warp
 // (four tokens x two quadpairs when read, eight chunks of one row when written) use all banks.

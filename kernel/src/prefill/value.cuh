@@ -128,7 +128,7 @@ __device__ __forceinline__ void value_role(const PrefillArgs& a, const PrefillTi
       barrier_arrive_pair<kEmpty, kPrefillThreads>(buffer);
     }
   }
-  __syncthreads();
+  barrier_sync<kSums, kPrefillThreads>();
 
   // acc[m][e][i]: row row0 + 8 m + (t & 1) + (i & 2) + 4 g, column (i & 4) + (t & 2) + (i & 1) of
   // the eight of which lanes with g = 0 supplied 0-3; a column is dim e * 4 + order[column & 3] of
