@@ -160,14 +160,27 @@ def _sanitize(arguments: argparse.Namespace) -> int:
     op, rows = ops.get(arguments.op), []
     content = evidence.header(op.name, "sanitizer", arguments.library, info) | {"cases": rows}
     with tempfile.TemporaryDirectory() as scratch:
+        hands_over = op.name in sanitize.HANDS_OVER
+        controls = sanitize.run_controls("racecheck", Path(scratch)) if hands_over else []
+        content["controls"] = controls
+        blind = not all(control["as_expected"] for control in controls)
+        for control in controls:
+            word = "ok" if control["as_expected"] else "blind"
+            print(f"{word:6}racecheck  {control['case']}: {control['summary']}", flush=True)
         for tool in sanitize.TOOLS:
             for case in sanitize.CASES[op.name]:
                 row = sanitize.run_case(op, case, tool, arguments.library, Path(scratch))
+                row["counts"] = not (blind and tool == "racecheck")
                 rows.append(row)
-                word = "ok" if row["clean"] else "FAIL"
-                print(f"{word:5}{tool:10} {case}: {row['summary'] or row['output']}", flush=True)
-                passed = all(r["clean"] for r in rows)
+                word = "ok" if row["clean"] else "FAIL" if row["counts"] else "blind"
+                print(f"{word:6}{tool:10} {case}: {row['summary'] or row['output']}", flush=True)
+                passed = all(r["clean"] for r in rows if r["counts"])
                 evidence.write(arguments.out, content | {"passed": passed})
+    if blind:
+        print(
+            "racecheck names hazards in a control that has none, or misses those of one that has: "
+            "it cannot judge this op, whose sm_70 code is held to the emulator's race check"
+        )
     return int(not passed)
 
 

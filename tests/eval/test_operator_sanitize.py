@@ -66,6 +66,65 @@ def test_without_the_tool_it_says_where_it_comes_from(
         sanitize.program()
 
 
+HAZARD = 'echo "========= RACECHECK SUMMARY: 32 hazards displayed (32 errors)"; exit 9'
+CLEAN = 'echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors)"'
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path):
+    """nvcc(): puts one beside the stand-in that makes an empty program."""
+
+    def put(shell: str = 'while [ "$1" != -o ]; do shift; done; : > "$2"') -> None:
+        program = tmp_path / "bin/nvcc"
+        program.write_text(f"#!/bin/sh\n{shell}\n")
+        program.chmod(0o755)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    "handed, raced, expected",
+    [(CLEAN, HAZARD, [True, True]), (HAZARD, HAZARD, [False, True]), (CLEAN, CLEAN, [True, False])],
+    ids=["sees what there is", "sees hazards where none is", "misses those there are"],
+)
+def test_controls_say_whether_the_tool_can_judge(
+    stand_in, nvcc, tmp_path: Path, handed: str, raced: str, expected: list[bool]
+) -> None:
+    stand_in(f'case "$*" in *handed) {handed};; *raced) {raced};; esac')
+    nvcc()
+    rows = sanitize.run_controls("racecheck", tmp_path)
+    assert [row["case"] for row in rows] == ["control: handed", "control: raced"]
+    assert [row["as_expected"] for row in rows] == expected
+
+
+def test_a_tool_that_did_not_look_at_a_control_is_not_as_expected(
+    stand_in, nvcc, tmp_path: Path
+) -> None:
+    stand_in("exit 1")
+    nvcc()
+    assert not any(row["as_expected"] for row in sanitize.run_controls("racecheck", tmp_path))
+
+
+def test_controls_need_a_compiler_that_works(stand_in, nvcc, tmp_path: Path) -> None:
+    stand_in(CLEAN)
+    with pytest.raises(SystemExit, match="nvcc is not on PATH"):
+        sanitize.run_controls("racecheck", tmp_path)
+    nvcc("echo no such architecture >&2; exit 1")
+    with pytest.raises(SystemExit, match="no such architecture"):
+        sanitize.run_controls("racecheck", tmp_path)
+
+
+def test_the_ops_whose_warps_hand_over_are_those_that_arrive() -> None:
+    """Of the sources of each op's kernel, which mention bar.arrive."""
+    kernel = Path(sanitize.__file__).resolve().parents[2] / "kernel/src"
+    sources = {"long": ["long_value.cuh"], "prefill": ["prefill/value.cuh"], "paged": ["paged.cu"]}
+    arrives = {
+        op for op, files in sources.items()
+        if any("barrier_arrive" in (kernel / name).read_text() for name in files)
+    }  # fmt: skip
+    assert arrives == set(sanitize.HANDS_OVER)
+
+
 def test_its_cases_exist_by_name() -> None:
     """Read from the sources: the op modules need PyTorch."""
     for op, names in sanitize.CASES.items():
