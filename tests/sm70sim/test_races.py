@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,3 +115,17 @@ def test_what_barriers_order_is_no_hazard(cubin, kernel, reverse):
         "bytes_of_one_word": [1] * THREADS,
     }
     assert got == wanted[kernel]
+
+
+CONTROL = Path(__file__).resolve().parents[2] / "eval/v100_operator/sanitizer_control.cu"
+
+
+def test_the_controls_that_compute_sanitizer_is_tried_on_are_told_apart() -> None:
+    """Warps that hand a double buffer over: right, and given back before it is read."""
+    dev = Device(1 << 20)
+    module = Module(compile_cubin(CONTROL.read_text()), dev)
+    sums = dev.zeros(128, np.int32)
+    module.launch("handed", (1,), (256,), [sums], races=True)
+    assert sums.np.sum() == sum(range(16 * 128))
+    with pytest.raises(SimError, match="no barrier after"):
+        module.launch("raced", (1,), (256,), [sums], races=True)
