@@ -117,6 +117,37 @@ def test_what_barriers_order_is_no_hazard(cubin, kernel, reverse):
     assert got == wanted[kernel]
 
 
+MISCOUNTED = r"""
+extern "C" __global__ void arrives_twice(int *a, int i) {
+  if (threadIdx.x < 32) {
+    asm volatile("bar.arrive 1, 96;" ::: "memory");
+    if (!i) asm volatile("bar.arrive 1, 96;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 1, 96;" ::: "memory");
+  }
+  a[threadIdx.x] = i;
+}
+extern "C" __global__ void arrives_for_nobody(int *a, int i) {
+  if (threadIdx.x < 32 || i) asm volatile("bar.arrive 1, 96;" ::: "memory");
+  a[threadIdx.x] = i;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "kernel, words",
+    [
+        ("arrives_twice", "warp 0 arrives again at barrier 1"),
+        ("arrives_for_nobody", "ends, and barrier 1 of 96 threads"),
+    ],
+)
+def test_arrivals_that_do_not_add_up_are_named(kernel: str, words: str) -> None:
+    cubin = Cubin(compile_cubin(MISCOUNTED))
+    with pytest.raises(SimError, match=words):
+        run(cubin, kernel, 0)
+    assert run(cubin, kernel, 1) == [1] * THREADS
+
+
 CONTROL = Path(__file__).resolve().parents[2] / "eval/v100_operator/sanitizer_control.cu"
 
 

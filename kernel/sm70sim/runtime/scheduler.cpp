@@ -97,6 +97,10 @@ void bar_arrive(Ctx& c, Warp& w, u32 id, u32 count, u32 pc, u32 mask, bool sync,
   if (id >= kBarriers) fault("barrier number %llu does not exist (at 0x%llx)", id, pc - 16);
   BarState& b = w.cta->bar[id];
   if (c.tracing) w.trace.push_back(id | count << 8);
+  // Hardware would count the warp twice and open the barrier too early; here it would go unseen.
+  if (w.cta->races && b.arrived[w.wid] & mask)
+    fault("warp %llu arrives again at barrier %llu, which has not opened since (at 0x%llx)", w.wid,
+          id, pc - 16);
   b.used = true;
   if (count) b.expected = count;
   b.arrived[w.wid] |= mask;
@@ -219,6 +223,13 @@ static std::string deadlock(const Cta& t) {
   }
   return s;
 }
+// An arrival that nobody waited for would open the barrier too early, were there a next round.
+static void check_barriers_closed(const Cta& t) {
+  for (u32 id = 0; id < kBarriers; id++)
+    if (t.bar[id].used)
+      fault("block %llu ends, and barrier %llu of %llu threads has some that arrived", t.id, id,
+            t.bar[id].expected);
+}
 static void run_grid(Ctx& c, FILE* trace) {
   Params& p = *c.p;
   constexpr u64 kSpin = 50000000;  // instructions without a finished block: let another in
@@ -245,6 +256,7 @@ static void run_grid(Ctx& c, FILE* trace) {
         k++;
         continue;
       }
+      if (t.races) check_barriers_closed(t);
       if (trace) trace_emit(trace, t);
       live.erase(live.begin() + (long)k);
       last = c.total;
