@@ -203,6 +203,14 @@ def every_step_counted(launches: float, layers: int, steps: float) -> bool:
     return launches > 0 and launches % layers == 0 and 0 <= launches / layers - steps <= 2
 
 
+def _routes_agree(
+    results: Results, on: str, off: str, waves: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The same tokens with the long route on and off.  waves: how a claim names a task -> task."""
+    text = "same tokens with the long route on and off, until a tie"
+    return [_pair(f"{name}: {text}", results, on, off, task) for name, task in waves.items()]
+
+
 def judge_hybrid(results: Results) -> list[dict[str, Any]]:
     """Claims of the part `hybrid`."""
     on, off = "hybrid-sm70-e4m3-mtp", "hybrid-sm70-e4m3-mtp-nolong"
@@ -220,18 +228,8 @@ def judge_hybrid(results: Results) -> list[dict[str, Any]]:
         ),
         _counted(results, on, "c1", "bounded", "long"),
         _counted(results, off, "c1", "ordinary", "paged"),
-        _pair(
-            "C1: same tokens with the long route on and off, until a tie", results, on, off, "c1"
-        ),
-        _pair(
-            "C4: same tokens with the long route on and off, until a tie", results, on, off, "c4"
-        ),
-        _pair(
-            "16 ragged requests: same tokens with the long route on and off, until a tie",
-            results,
-            on,
-            off,
-            "ragged16",
+        *_routes_agree(
+            results, on, off, {"C1": "c1", "C4": "c4", "16 ragged requests": "ragged16"}
         ),
         _pair(
             "FP16 KV: greedy tokens of FLASH_ATTN until a tie, 16 ragged requests",
@@ -271,16 +269,7 @@ def judge_long(results: Results) -> list[dict[str, Any]]:
     return [
         _counted(results, on, "c1-65536", "bounded", "long"),
         _counted(results, off, "c1-65536", "ordinary", "paged"),
-        *(
-            _pair(
-                f"{task}: same tokens with the long route on and off, until a tie",
-                results,
-                on,
-                off,
-                task,
-            )
-            for task in ("c1-65536", "ragged")
-        ),
+        *_routes_agree(results, on, off, {"c1-65536": "c1-65536", "ragged": "ragged"}),
         claim(
             "A request runs to the service limit of 262,144, its last steps with fewer drafts",
             [len(t) for t in limit["tokens"]] == [24],
@@ -328,16 +317,7 @@ def judge_tensor_parallel(part: str, results: Results) -> list[dict[str, Any]]:
         ),
         _counted(results, on, "c1", "bounded", "long"),
         _counted(results, off, "c1", "ordinary", "paged"),
-        *(
-            _pair(
-                f"{task.upper()}: same tokens with the long route on and off, until a tie",
-                results,
-                on,
-                off,
-                task,
-            )
-            for task in ("c1", "c4")
-        ),
+        *_routes_agree(results, on, off, {"C1": "c1", "C4": "c4"}),
     ]
 
 

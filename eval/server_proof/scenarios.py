@@ -208,8 +208,6 @@ def tensor_parallel(part: str) -> list[dict[str, Any]]:
         "turns": True,
         "options": {
             "tensor_parallel_size": RANKS[part],
-            # The KV memory is fixed; this is what has to be free when the second engine starts.
-            "gpu_memory_utilization": 0.3,
             "compilation_config": UNCOMPILED,
         },
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from v100_gate import metrics
 from v100_gate.checks.base import CONTROL, ORACLE, Result, check, join
-from v100_gate.evidence import Evidence
+from v100_gate.evidence import ArmEvidence, Evidence
 from v100_gate.traces import RequestTrace, WaveRecord
 
 if TYPE_CHECKING:
@@ -34,17 +35,23 @@ def _distance(a: list[WaveRecord], b: list[WaveRecord]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def _beside_control(
+    evidence: Evidence, control: ArmEvidence, single: bool
+) -> Iterator[tuple[str, list[WaveRecord], list[WaveRecord]]]:
+    """Name and both arms' records of each wave of single requests, or of several at once."""
+    for spec in evidence.profile.waves:
+        if (spec.concurrency == 1) == single:
+            yield spec.name, evidence.candidate.records(spec.name), control.records(spec.name)
+
+
 @check("c1-exact", CONTROL)
 def c1_exact(evidence: Evidence, policy: CheckPolicy) -> Result:
     """Single requests: token IDs and acceptance counters are identical in both arms."""
     if evidence.control is None:
         return Result("not-run", "there is no control arm")
     rows = []
-    for spec in evidence.profile.waves:
-        if spec.concurrency != 1:
-            continue
-        ours, theirs = evidence.candidate.records(spec.name), evidence.control.records(spec.name)
-        row = {"what": spec.name, "status": "pass", "reason": ""}
+    for wave, ours, theirs in _beside_control(evidence, evidence.control, single=True):
+        row = {"what": wave, "status": "pass", "reason": ""}
         rows.append(row)
         if not ours or not theirs:
             row |= {"status": "not-run", "reason": "no valid wave in one of the arms"}
@@ -84,12 +91,9 @@ def batch_tokens(evidence: Evidence, policy: CheckPolicy) -> Result:
     if evidence.control is None:
         return Result("not-run", "there is no control arm")
     rows = []
-    for spec in evidence.profile.waves:
-        if spec.concurrency == 1:
-            continue
-        ours, theirs = evidence.candidate.records(spec.name), evidence.control.records(spec.name)
+    for wave, ours, theirs in _beside_control(evidence, evidence.control, single=False):
         own, distance = _distance(theirs, theirs), _distance(ours, theirs)
-        row = {"what": spec.name, "status": "pass", "reason": "", "own": own, "distance": distance}
+        row = {"what": wave, "status": "pass", "reason": "", "own": own, "distance": distance}
         rows.append(row)
         if own is None or distance is None:
             row |= {"status": "not-run", "reason": "the control needs two valid repeats"}
