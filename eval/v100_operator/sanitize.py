@@ -5,13 +5,16 @@ It sees the code of the GPU at hand. The sm_70 code that ships is held to the sa
 
 The warps of some kernels hand shared memory to each other with bar.arrive and bar.sync. Whether
 racecheck understands that is tried on two controls (sanitizer_control.cu): if it names hazards
-where there are none, what it says of such kernels is kept, and counts neither for nor against them.
+where there are none, or misses those there are, what it says of such kernels is kept, and counts
+neither for nor against them.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +32,8 @@ HANDS_OVER = ("long", "prefill")
 """Ops whose warps hand shared memory over with bar.arrive."""
 CONTROLS = {"handed": True, "raced": False}
 """Control -> whether a tool that understands it finds it clean."""
+LIMIT_S = 300.0
+"""For one case: a kernel whose barriers do not add up waits for ever."""
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (.+)")
 
 
@@ -47,20 +52,30 @@ def program() -> str:
     return found
 
 
-def _run(tool: str, program_line: list[str], hide: str = "") -> dict[str, object]:
-    command = [program(), "--tool", tool, "--error-exitcode", "9", *program_line]
-    done = subprocess.run(command, capture_output=True, text=True)
-    output = done.stdout + done.stderr
-    if hide:
-        output = output.replace(hide, Path(hide).name)
+def _run(tool: str, line: list[str], named: Path) -> dict[str, object]:
+    """What a tool says of a program; `named`, a path in its output, is cut to its last part."""
+    command = [program(), "--tool", tool, "--error-exitcode", "9", *line]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output = process.communicate(timeout=LIMIT_S)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the program under the tool too
+        output = process.communicate()[0] + f"\nended after {LIMIT_S:g} s"
+    output = output.replace(str(named), named.name)
     summary = _SUMMARY.search(output)
     row: dict[str, object] = {
         "tool": tool,
-        "exit": done.returncode,
+        "exit": process.returncode,
         "summary": summary[1].strip() if summary else None,
     }
     # Without a summary the tool did not look, whatever the exit status says.
-    row["clean"] = done.returncode == 0 and summary is not None
+    row["clean"] = process.returncode == 0 and summary is not None
     if not row["clean"]:
         row["output"] = output[-4000:]
     return row
@@ -72,7 +87,7 @@ def run_case(op: Op, case: str, tool: str, library: Path, scratch: Path) -> dict
         sys.executable, "-m", "v100_operator", "check", "--op", op.name, "--library", str(library),
         "--only", case, "--out", str(scratch / "check.json"),
     ]  # fmt: skip
-    return {"case": case} | _run(tool, line, str(library))
+    return {"case": case} | _run(tool, line, library)
 
 
 def run_controls(tool: str, scratch: Path) -> list[dict[str, object]]:
@@ -95,6 +110,6 @@ def run_controls(tool: str, scratch: Path) -> list[dict[str, object]]:
         raise SystemExit(f"error: nvcc does not compile {source.name}: {built.stderr[-2000:]}")
     rows = []
     for name, clean in CONTROLS.items():
-        row = {"case": f"control: {name}"} | _run(tool, [str(binary), name], str(binary))
+        row = {"case": f"control: {name}"} | _run(tool, [str(binary), name], binary)
         rows.append(row | {"as_expected": row["summary"] is not None and row["clean"] == clean})
     return rows

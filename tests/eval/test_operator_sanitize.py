@@ -58,6 +58,17 @@ def test_what_is_not_clean_keeps_its_output(stand_in, tmp_path: Path, shell: str
     assert not row["clean"] and "output" in row
 
 
+def test_a_kernel_that_waits_for_ever_is_ended_with_the_tool(
+    stand_in, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program under the tool holds the pipe too: were it left, this would not return."""
+    stand_in("/bin/sleep 3600 & wait")
+    monkeypatch.setattr(sanitize, "LIMIT_S", 0.2)
+    row = run(tmp_path)
+    assert not row["clean"] and row["summary"] is None
+    assert row["output"].endswith("ended after 0.2 s")
+
+
 def test_without_the_tool_it_says_where_it_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
